@@ -20,7 +20,7 @@ import refsgd  # noqa: E402
 
 project = "refsgd"
 author = "The refsgd developers"
-copyright = "The refsgd developers, Apache-2.0"
+copyright = "The refsgd developers. Code: Apache-2.0. Text: CC-BY-4.0"
 version = release = refsgd.__version__
 language = "en"
 
@@ -34,15 +34,17 @@ extensions = [
     "sphinx_design",
     "sphinxcontrib.bibtex",
     "docstrings",
+    "glossary_links",
     "mathml",
     "pictures",
     "tutorials_in_docs",
 ]
 if (DOCS / "_ext" / "algorithm_page.py").exists():
-    extensions += ["algorithm_page", "exchange_table"]
+    extensions += ["algorithm_page", "exchange_table", "scheduler_page"]
 
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "_ext", "_templates", "inventories", "**.ipynb_checkpoints", "jupyter_execute"]
+exclude_patterns = ["_build", "_ext", "_templates", "course", "inventories", "**.ipynb_checkpoints",
+                    "jupyter_execute"]
 
 # -- pages with code ---------------------------------------------------------------------------------------
 
@@ -92,6 +94,7 @@ html_math_renderer = "mathml"
 html_title = "refsgd"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["predict.js"]
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

@@ -54,15 +54,18 @@ _Built = _Count()
 
 
 class Piece(NamedTuple):
-    """A piece of a gradient: layers forward in order, then backward; layer 0 backward is the last.
+    """A piece of a gradient: a pass through one layer, or of one micro-batch through a stage.
 
-    `share` is its part of the gradient's time; the shares of a gradient sum to 1.  On a stage of a pipeline,
-    `layer` is the number of the micro-batch, and the shares of all stages sum to 1.
+    `number` is that of the layer, of the micro-batch, or of the batch in a pipeline that does not wait for
+    one to end.  `share` is its part of the gradient's time; the shares of a gradient, on all stages together,
+    sum to 1.  `first` and `last` say whether the program begins and ends a gradient with it.
     """
 
     direction: Literal["forward", "backward"]
-    layer: int
+    number: int
     share: float
+    first: bool = False
+    last: bool = False
 
 
 @dataclass(slots=True, init=False)

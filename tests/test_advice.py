@@ -369,6 +369,24 @@ def test_limits_reject_and_say_why():
     assert all(s.rejected for s in advise(CLUSTER, **SIZES, candidates=FAST, memory_limit=1e6).strategies)
 
 
+def test_a_model_that_fits_no_node_is_divided_and_trains_on_two(capsys):
+    net = nets.build("tiny", (8, 8, 1))
+    asked = {"parameters": net.parameters, "workers": 2, "batch": 256, "net": "tiny@8x8x1", "candidates": FAST,
+             "activations": sum(row.activation_bytes for row in net.describe())}
+    machine = Machine(compute="fixed(0.02)", bandwidth=1e8)
+    assert not {"zero", "gpipe"} & {s.algorithm for s in advise(machine, **asked, memory_limit=1e9).strategies}
+    found = advise(machine, **asked, memory_limit=2e6)
+    best = found.baseline
+    assert best.algorithm == "gpipe" and best.memory <= 2e6 and "the model is divided" in found.recommendation
+    assert all("MB of memory, 2.00 MB available" in s.rejected for s in found.strategies if s.memory > 2e6)
+    _, *command = shlex.split(best.command.replace("--net shapes:tiny@8x8x1 --data none", "--data digits --lr 0.3"))
+    assert main([*command, "--steps", "12", "--json", "-"]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert trained["accuracy"]["test"] > 0.5, trained["accuracy"]
+    assert main([*shlex.split(best.command)[1:], "--steps", "12", "--json", "-"]) == 0  # equal batches, equal times
+    assert json.loads(capsys.readouterr().out)["measured"]["seconds"] == pytest.approx(trained["measured"]["seconds"], rel=0.05)
+
+
 def test_every_candidate_has_a_group_and_every_piece_of_evidence_a_part_of_a_study():
     for c in CANDIDATES:
         assert sum(c.algorithm in members for members in GROUPS.values()) == 1

@@ -19,7 +19,7 @@ SECTIONS = ["Idea", "Quick facts", "Pseudo-code", "The source", "Step through it
             "Closed form and its check", "What goes wrong if", "When something dies",
             "Exercises", "References"]
 #: algorithms whose page is not of the catalogue
-OTHERS = {"sandblaster", "schedules", "compression"}
+OTHERS = {"compression"}
 
 
 def directives(text, name):

@@ -17,6 +17,24 @@ class Blocked:
 sys.meta_path.insert(0, Blocked())
 """
 
+#: what Pyodide lacks: modules, processes and threads
+BROWSER = """
+import numpy, os, subprocess, sysconfig, threading
+sysconfig.get_config_vars()  # read while the platform is still the real one
+for name in ("sched_getaffinity", "posix_spawn"):
+    if hasattr(os, name):
+        delattr(os, name)
+def refuse(*rest, **more):
+    raise OSError(138, "emscripten does not support processes")
+os.fork = subprocess.Popen.__init__ = refuse
+def no_thread(self):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = no_thread
+sys.platform = "emscripten"
+"""
+MODULES = (*BLOCKED, "_multiprocessing", "_posixshmem", "fcntl", "resource", "pwd", "grp", "termios", "sklearn",
+           "multiprocessing_logging", "mpi4py")
+
 
 def run(code, names=BLOCKED):
     """What a fresh interpreter prints in which these modules cannot be imported."""
@@ -39,17 +57,23 @@ def test_the_import_needs_numpy_alone_and_opens_no_file():
     """, (*BLOCKED, "scipy")) == "[]"
 
 
-def test_simulator_stepper_player_and_check():
-    assert run("""
-        import refsgd
-        from refsgd.algorithms.server.bsp import bsp
-        from refsgd.testing import check
-        stepper = refsgd.Stepper("bsp", workers=2, steps=2)
-        stepper.step()
-        print(refsgd.run("ssp", data="quadratic", steps=20).measured["updates"],
-              len(refsgd.run("asp", data="quadratic", steps=5).player().html) > 1000, len(stepper.world.events) > 0,
-              all(finding.held is not False for finding in check(bsp, processes=False)))
-    """) == "80 True True True"
+def test_simulator_stepper_player_explorer_and_check_in_a_browser_s_python():
+    """Without processes, threads and most packages: what the page on browsers promises."""
+    assert run(BROWSER + """
+import refsgd
+from refsgd.algorithms.server.bsp import bsp
+from refsgd.testing import check, explore_algorithm
+small = {"data": "quadratic", "steps": 5}
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    compared = refsgd.compare(["bsp", "asp"], **small)
+stepper = refsgd.Stepper("ssp", staleness=0, **small)
+stepper.run_until("block")
+print(compared.runtime, len([w for w in said if "simulated instead" in str(w.message)]),
+      "waits" in str(stepper.where()), len(refsgd.run("asp", **small).player().html) > 1000,
+      "schedules" in str(explore_algorithm("ssp", workers=2, steps=2, staleness=1)),
+      all(finding.held is not False for finding in check(bsp)))
+""", MODULES) == "simulator 1 True True True True"
 
 
 def test_a_net_trains_with_its_numpy_layers():

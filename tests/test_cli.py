@@ -88,7 +88,7 @@ def refuse(capsys, *arguments):
     (["predict", "bsp", "--sweep", "workers=4:4"], "sweep 'workers=4:4' not understood"),
     (["run", "bsp", *SMALL, "--lr", "nan"], "learning rate nan; expected"),
     (["run", "bsp", *SMALL, "--momentum", "1"], "momentum 1.0; expected"),
-    (["run", "bsp", *SMALL, "--schedule", "cosine"], "schedule 'cosine' not understood"),
+    (["run", "bsp", *SMALL, "--schedule", "linear"], "schedule 'linear' not understood"),
     (["run", "bsp", *SMALL, "--epochs", "1"], "expected one of the two"),
     (["run", "bsp", *SMALL, "--seed", "-1"], "seed -1; expected"),
     (["run", "bsp", "--steps", "-5"], "steps -5; expected"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import refsgd
 from refsgd.algorithms import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
@@ -58,3 +59,23 @@ def test_what_the_readme_says_that_its_program_prints():
 def test_the_readme_has_exactly_the_two_commands():
     commands = re.findall(r"^pip install .*$", (ROOT / "README.md").read_text(), re.M)
     assert commands == ["pip install . && refsgd compare", "pip install '.[test]' && pytest"]
+
+
+#: works that have no public address: a report for a course, and a book of 1962 without an ISBN
+WITHOUT_ADDRESS = {"pani2020", "takacs1962"}
+
+
+def test_every_work_of_the_bibliography_has_a_link():
+    """An arXiv number, a DOI or an address; the style of the page makes a link of these fields, not of a note."""
+    entries = re.findall(r"^@\w+\{(\w+),(.*)\}$", (ROOT / "docs" / "references.bib").read_text(), re.M)
+    assert len(entries) > 90
+    link = re.compile(r", (?:doi = \{10\.\d{4,}/\S+\}|eprint = \{\d{4}\.\d{4,5}\}|url = \{https://\S+\})")
+    assert {key for key, fields in entries if not link.search(fields)} == WITHOUT_ADDRESS
+
+
+def test_the_page_on_citing_agrees_with_the_package():
+    page, cff = (ROOT / "docs" / "cite.md").read_text(), (ROOT / "CITATION.cff").read_text()
+    for field in (f"version = {{{refsgd.__version__}}}", "license = {Apache-2.0}"):
+        assert field in page
+    title = re.search(r'^title: "(.*)"', cff, re.M)[1]
+    assert f"version: {refsgd.__version__}\n" in cff and f"title   = {{{title}}}" in page

@@ -158,6 +158,24 @@ def test_pages_have_their_pictures_whatever_backend_the_caller_sets(tmp_path):
     assert re.search(r'<img [^>]*alt="A line that rises\."', (tmp_path / "out" / "index.html").read_text())
 
 
+def test_the_first_use_of_a_word_leads_to_the_glossary():
+    """Not in a title, not inside another link or code, and once for each entry."""
+    pytest.importorskip("sphinx", reason="Sphinx builds the site: pip install '.[docs]'")
+    from docutils import nodes, utils
+    from glossary_links import link, words
+
+    known = words((DOCS / "explanation" / "glossary.md").read_text())
+    assert known["bulk-synchronous"] == "bulk-synchronous (BSP)" and known["handler"] == "main, handler" and "update" not in known
+    page = utils.new_document("page")
+    page += nodes.title("", "", nodes.Text("Staleness"))
+    page += nodes.paragraph("", "", nodes.literal("", "lead"), nodes.Text(" Stragglers raise the staleness; a straggler misleads."))
+    page += nodes.paragraph("", "", nodes.Text("Staleness and a lead."))
+    link(page, known, "tutorials/05")
+    assert [(n.astext(), n["reftarget"]) for n in page.findall() if n.__class__.__name__ == "pending_xref"] == [
+        ("Stragglers", "straggler"), ("staleness", "staleness"), ("lead", "lead")]
+    assert page.astext().split("\n\n")[1:] == ["lead Stragglers raise the staleness; a straggler misleads.", "Staleness and a lead."]
+
+
 def test_the_table_of_exchanges_covers_the_catalogue():
     """What a row says is what a run does: an option that it grants is taken, another is refused."""
     found = {cells[0].strip("`"): cells[1:] for cells in

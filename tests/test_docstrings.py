@@ -13,7 +13,7 @@ import pytest
 import refsgd
 import refsgd.collectives
 from refsgd.algorithms import CATALOGUE
-from refsgd.problems.nn import elementwise, kernels, vector, winograd
+from refsgd.problems.nn import elementwise, kernels, vector
 
 #: the public modules; everything else is internal, read beside its source
 PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd.collectives",
@@ -23,7 +23,8 @@ PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd
           "refsgd.experiment.result", "refsgd.trace.events", "refsgd.trace.run", "refsgd.theory.predict",
           "refsgd.theory.prediction", "refsgd.testing")
 #: modules of public packages that only the package itself uses
-INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published")
+INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published",
+          "refsgd.testing.tracers")
 NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay",
          "run")
 MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
@@ -203,7 +204,7 @@ def unexplained(function, module, *more):
             and not re.fullmatch("[a-z][nrc]", name)]
 
 
-@pytest.mark.parametrize("module", [kernels, elementwise, winograd, vector],
+@pytest.mark.parametrize("module", [kernels, elementwise, vector],
                          ids=lambda module: module.__name__)
 def test_kernels_explain_their_letters(module):
     """Kernels are compiled things with many arguments: most are explained once, in the list of letters

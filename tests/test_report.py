@@ -70,8 +70,10 @@ def test_every_row_of_a_comparison_has_its_name_whole_and_no_cell_is_cut(several
 
 
 def test_the_widest_table_has_every_column(several):
-    head = " ".join(printed(comparison_table(several, 160), 160)[:4])
-    assert all(word in head for word in ("images/s", "Δ time", "max", "MB"))
+    lines = printed(comparison_table(several, 160), 160)
+    assert all(word in " ".join(lines[:4]) for word in ("images/s", "Δ time", "max", "MB", "memory"))
+    most = max(several.rows[0].predicted[f"memory_{role}"]["value"] for role in ("worker", "server"))
+    assert next(line for line in lines if "predicted" in line).endswith(f" ~{most / 1e6:.2f}")
 
 
 def test_signs_say_which_side_a_bound_is_and_what_was_drawn(several):

@@ -1,6 +1,7 @@
 """Vectors in name only: the same times and bytes as real ones, for models that would not fit."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 SHARES = {"approximate": {"share": 0.1}}
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name != "sandblaster"])
 def test_a_shape_only_net_takes_the_time_and_the_bytes_of_a_vector(name):
     workers = 1 if name == "sequential" else 4
     common = {"workers": workers, "steps": 5, "machine": MACHINE, **SHARES.get(name, {})}
-    real = refsgd.run(name, quadratic(d=1003, workers=4), **common).measured
+    real = refsgd.run(name, replace(quadratic(d=1003, workers=4), layers=None), **common).measured
     timed = refsgd.run(name, shape_only(1003), **common).measured
     for key in ("seconds", "bytes_sent", "messages", "idle_ratio", "staleness"):
         assert timed[key] == real[key], key
@@ -46,7 +47,8 @@ def test_a_thousand_workers_are_simulated_in_seconds(name):
     assert time.perf_counter() - started < 60
 
 
-@pytest.mark.parametrize(("name", "options"), [("approximate", {}), ("downpour", {"adagrad": True})])
+@pytest.mark.parametrize(("name", "options"), [("approximate", {}), ("downpour", {"adagrad": True}),
+                                                 ("sandblaster", {})])
 def test_an_algorithm_that_decides_by_entries_is_refused_in_one_line(name, options):
     with pytest.raises(ValueError,
                        match=f"{name} reads the entries of its vectors, and net shapes:1000 has none; "

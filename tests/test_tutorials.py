@@ -2,6 +2,7 @@
 expect."""
 
 import re
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from refsgd.algorithms import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.md"))
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+
+from tutorials_in_docs import ABOUT, table  # noqa: E402
+
 CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.M | re.S)
 BUSY = "real computing overran its drawn times|leaves room for"  # what a run says on a busy machine
 SECONDS = 240  # the index and course.md say "up to four minutes"
@@ -97,6 +102,12 @@ def test_links_to_other_pages_lead_somewhere(path):
     assert targets and not [t for t in targets if not leads_somewhere(t, path.parent)]
 
 
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda p: p.stem)
+def test_every_work_to_read_on_has_a_link(path):
+    """A title in italics is the text of a link."""
+    assert re.findall(r"(?<![\[*\w])\*(?! )[^*]+\*(?![\]*])", path.read_text().partition("\n## Read on\n")[2]) == []
+
+
 def test_a_dead_link_is_found():
     here = ROOT / "tutorials"
     # else dead in Jupyter
@@ -158,6 +169,20 @@ def test_a_tutorial_runs_from_a_fresh_kernel(path, monkeypatch, tmp_path):
     assert all(solution in ran for solution in solutions(path.read_text()))
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("path", [p for p in TUTORIALS if '"processes"' in p.read_text()], ids=lambda p: p.stem)
+def test_run_all_reaches_the_end_without_fork(path, monkeypatch, tmp_path):
+    """On Windows or in a browser: cells with processes are simulated, and one line says so."""
+    startup = tmp_path / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "no_fork.py").write_text(
+        "import multiprocessing\nmultiprocessing.get_all_start_methods = lambda: ['spawn']\n")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    assert "simulated instead" in "".join(o.get("text", "") for cell in executed(path).cells
+                                          for o in cell.get("outputs", []))
+
+
 @pytest.mark.slow
 def test_a_failing_cell_fails_the_test(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -166,3 +191,16 @@ def test_a_failing_cell_fails_the_test(tmp_path, monkeypatch):
     page.write_text(head + "\n# 1. Wrong\n\n```{code-cell} ipython3\n1 / 0\n```\n")
     with pytest.raises(Exception, match="ZeroDivisionError"):
         executed(page)
+
+
+def test_each_tutorial_says_its_objectives_prerequisites_time_and_level():
+    """In one form, from which the site's table is made."""
+    assert [path.name for path in TUTORIALS if not ABOUT.search(path.read_text())] == []
+    assert [path.name for path in TUTORIALS if "**You will see** " not in path.read_text()] == []
+    rows = table({path.name: path.read_text() for path in TUTORIALS}).splitlines()
+    assert len(rows) == 2 + len(TUTORIALS) and all(row.count("|") == 5 for row in rows)
+
+
+def test_a_tutorial_without_its_time_is_noticed():
+    text = TUTORIALS[0].read_text()
+    assert not ABOUT.search(text.replace("minutes with", "min with")) and table({"a.md": "# A"}) == ""

@@ -3,6 +3,7 @@ in one line."""
 
 from __future__ import annotations
 
+import builtins
 import json
 import multiprocessing
 
@@ -10,6 +11,7 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
+from refsgd.runtimes.fork import can_fork
 from refsgd.runtimes.simulator import RunFailed
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
@@ -56,6 +58,22 @@ def test_a_variable_lets_the_simulator_stand_in_for_processes(monkeypatch):
         found = refsgd.run("bsp", runtime="processes", **SMALL)
     assert found.runtime == "simulator" and found.parameters_sha256 == refsgd.run(
         "bsp", **SMALL).parameters_sha256
+
+
+def test_a_notebook_that_asks_for_processes_continues_with_the_simulator(monkeypatch):
+    """So that all cells of a tutorial run; the warning is the one line that says so."""
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    with pytest.warns(RuntimeWarning, match=SIMULATED) as said:
+        found = refsgd.run("bsp", runtime="processes", **SMALL)
+    assert found.runtime == "simulator" and len(said) == 1
+
+
+def test_a_browser_cannot_fork_although_its_python_lists_fork(monkeypatch):
+    """Pyodide's `multiprocessing` names the start method; the call would fail."""
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["forkserver", "fork", "spawn"])
+    assert can_fork()
+    monkeypatch.setattr("sys.platform", "emscripten")
+    assert not can_fork()
 
 
 def test_check_leaves_processes_out_with_a_note(capsys):

@@ -1,4 +1,5 @@
-"""The update architectures that Graur's thesis measured: the library's presets, two that it names beside them, and
+"""The update architectures that Graur's thesis measured: the library's presets, one of
+them with whole models where the library's sends layers, one that it names beside them, and
 which of them move the model in a pass without training.  Source: Graur, MSc thesis, TU Delft, 2019, chapter 2 and
 section 3.2.
 """

@@ -231,7 +231,7 @@ A figure on which a term was fitted tests nothing.
   Chosen by: memory does not depend on the number of nodes.
 
 **Collective Allreduce** has no term of its own: it is the preset `collective-allreduce`, a ring for each layer at the link's bandwidth while the
-backward pass goes on. That it overlaps was chosen by 0.55 s a batch on 16 nodes; how much then hides, the runs say.
+backward pass continues. That it overlaps was chosen by 0.55 s a batch on 16 nodes; how much then hides, the runs say.
 
 **Congestion** is a term that no column has. Many pushes into one port overflow its buffer, and senders wait for timeouts (Phanishayee et al., FAST 2008):
 goodput B / (1 + k (n-1)), fitted on 95.1 images/s of 40 nodes. It meets the ceiling and small batches as well as half duplex does, but then 32 nodes

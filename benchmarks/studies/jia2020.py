@@ -496,7 +496,7 @@ def figure8(lab: Lab) -> Part:
                                   ("clocks apart", "largest, iterations", 3))]
     return Part("figure8", "Staleness over the run", "Fig. 8", lines, claims, panels, note=(
         "The document's largest are 1, 2 and 4, the 4 at epoch 13. They cannot count updates, whose mean is "
-        "n - 1 by conservation, and stand beside both "
+        "n - 1 by conservation, and are listed with both "
         "other readings: whole rounds come near their size, clocks apart drift without bound, as its "
         "sentence on epochs wants; how fast "
         "depends on how unequal the machines are. No reading gives both."))

@@ -66,7 +66,7 @@ def batches(lab: Lab) -> Part:
     return Part("batches", "Batch sizes", "Figs. 1 and 2", lines, claims, panels, note=(
         f"{what['net']} on {what['data']}, learning rate 0.01 for every batch. The report trains on MNIST, "
         "60,000 images and 10,000 for "
-        "testing; among its batches stands 2024 (sic), where ours is 2048. At a fixed rate and number of "
+        "testing; among its batches is 2024 (sic), where ours is 2048. At a fixed rate and number of "
         "passes a larger batch makes "
         "fewer updates: that alone raises the loss."))
 

@@ -5,7 +5,7 @@ the module that defines it.  Where a reference finds nothing, the name is looked
 reference goes to its definition.
 
 Bars are bars: ``|x|`` in a sentence is an absolute value, not a substitution.  Works in a References section
-stand one by one.
+are listed one by one, with links.
 """
 
 import importlib
@@ -96,13 +96,15 @@ def keep_bars(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines
 
 def separate_references(app: Sphinx, what: str, name: str, thing: Any, options: Any,
                         lines: list[str]) -> None:
-    """Each work of a References section on lines of its own: one ends with a full stop, the next begins
-    with a capital."""
+    """Each work of a References section on lines of its own (one ends with a full stop, the next begins with a
+    capital), with links to arXiv and by DOI."""
     start = next(
         (i for i, line in enumerate(lines) if line.strip() in ("References", ".. rubric:: References")),
         len(lines))
-    for i in range(len(lines) - 1, start + 2, -1):
-        if lines[i - 1].rstrip().endswith(".") and lines[i][:1].isupper():
+    for i in range(len(lines) - 1, start + 1, -1):
+        lines[i] = re.sub(r"\barXiv:(\d{4}\.\d{4,5})", r"`arXiv:\1 <https://arxiv.org/abs/\1>`__", lines[i])
+        lines[i] = re.sub(r"\bdoi:(10\.\S+[\w)])", r"`doi:\1 <https://doi.org/\1>`__", lines[i])
+        if i > start + 2 and lines[i - 1].rstrip().endswith(".") and lines[i][:1].isupper():
             lines.insert(i, "")
 
 

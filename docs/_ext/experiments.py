@@ -45,6 +45,8 @@ NAMES = {
     "Machine": "from refsgd.cluster.machine import Machine",
     "Problem": "from refsgd.problems import Problem",
     "quadratic": "from refsgd.problems import quadratic",
+    "generated": "from refsgd.problems.regression import generated",
+    "sparse": "from refsgd.problems.regression import sparse",
     "integer_gradients": "from refsgd.problems import integer_gradients",
     "final_parameters": "from refsgd.experiment.result import final_parameters",
     "parameters_sha256": "from refsgd.experiment.result import parameters_sha256",

@@ -22,7 +22,9 @@ SUFFIXES = {".md", ".png", ".svg", ".py", ".txt"}
 INDEX = """# Tutorials
 
 Notebooks in the order of a course, with exercises and folded solutions. Running one takes up to four minutes on two cores. The
-output shown was produced when this site was built; the same files open in Jupyter.
+output shown was produced when this site was built; the same files open in Jupyter. The minutes are estimates from their length.
+
+%s
 
 ```{toctree}
 :maxdepth: 1
@@ -30,12 +32,22 @@ output shown was produced when this site was built; the same files open in Jupyt
 %s
 ```
 """
+ABOUT = re.compile(r"^# (?P<title>[^\n]+)$.*?^\*\*You need\*\* (?P<need>.*?)\n\n\*\*Time\*\*: about (?P<minutes>\d+) "
+                   r"minutes with the exercises\. \*\*Level\*\*: (?P<level>introductory|intermediate|advanced)\.$",
+                   re.M | re.S)
 
 
 def for_the_site(text: str) -> str:
     """A tutorial as it stands in the site: its links to ``../docs/`` and from there are those of its new
     place."""
     return re.sub(r"(\]\(|\]: )\.\./docs/", r"\1../", text)
+
+
+def table(pages: dict[str, str]) -> str:
+    """Minutes, level and prerequisites of each tutorial that says them, as it says them."""
+    rows = [f"| [{said['title']}]({name}) | {said['minutes']} | {said['level']} | {' '.join(said['need'].split())} |"
+            for name, text in pages.items() if (said := ABOUT.search(text))]
+    return "\n".join(["| tutorial | minutes | level | you need |", "|---|---|---|---|", *rows] if rows else [])
 
 
 def contents(source: Path) -> dict[str, bytes]:
@@ -48,8 +60,8 @@ def contents(source: Path) -> dict[str, bytes]:
             found[name.as_posix()] = for_the_site(
                 path.read_text(encoding="utf-8")).encode() if path.suffix == ".md" else path.read_bytes()
     if "index.md" not in found:
-        found["index.md"] = (
-            INDEX % "\n".join(name[:-3] for name in sorted(found) if name.endswith(".md"))).encode()
+        pages = {name: found[name].decode() for name in sorted(found) if name.endswith(".md")}
+        found["index.md"] = (INDEX % (table(pages), "\n".join(name[:-3] for name in pages))).encode()
     return found
 
 

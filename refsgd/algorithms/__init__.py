@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refsgd.algorithms.allreduce import allreduce, dgc
+from refsgd.algorithms.allreduce import allreduce, dgc, zero
 from refsgd.algorithms.averaging import diloco, easgd, local_sgd, post_local
 from refsgd.algorithms.baselines import independent, sequential
 from refsgd.algorithms.gossip import adpsgd, dpsgd, gosgd, pair_averaging, sgp
@@ -24,9 +24,11 @@ from refsgd.algorithms.server import (
     downpour,
     dssp,
     dynsgd,
+    sandblaster,
     softsync,
     ssp,
     staleness_aware,
+    strads,
 )
 from refsgd.algorithms.shared_memory import hogwild
 from refsgd.effects import Deployment
@@ -48,6 +50,7 @@ CATALOGUE: dict[str, Callable[..., Deployment]] = {
     "approximate": approximate.approximate,
     "allreduce": allreduce.allreduce,
     "dgc": dgc.dgc,
+    "zero": zero.zero,
     "gosgd": gosgd.gosgd,
     "adpsgd": adpsgd.adpsgd,
     "pair-averaging": pair_averaging.pair_averaging,
@@ -60,4 +63,6 @@ CATALOGUE: dict[str, Callable[..., Deployment]] = {
     "sgp": sgp.sgp,
     "gpipe": gpipe.gpipe,
     "pipedream": pipedream.pipedream,
+    "sandblaster": sandblaster.sandblaster,
+    "strads": strads.strads,
 }

@@ -157,7 +157,7 @@ def section(pieces: Sequence[tuple[slice, Array]], part: slice) -> Array:
 
 @dataclass(frozen=True)
 class _Of:
-    """A pass through one layer; the work of which a device computes its share is the whole gradient's."""
+    """A pass through one layer.  Its `work` is the whole gradient's, of which a device charges a share."""
 
     function: Callable[..., Any]
     gradient: Callable[..., Any]
@@ -178,23 +178,44 @@ def by_layer(problem: Any, rank: int, t: int, x: Array | None,
 
     It is at `x`, unless `parameters` waits for those of each layer before its forward pass.
     """
-    layers, known = problem.layers, list[tuple[slice, Array]]()
+    known = list[tuple[slice, Array]]()
+
+    def keep(part: slice, g: Array) -> Program[None]:
+        known.insert(0, (part, g))
+        yield from ready(known)
+
+    yield from passes(problem, rank, t, x, keep, parameters)
+    return section(known, slice(0, problem.x0.size))
+
+
+def passes(problem: Any, rank: int, t: int, x: Array | None, ready: Callable[[slice, Array], Program[None]],
+           parameters: Callable[[slice], Program[Array]] | None = None, again: bool = False) -> Program[None]:
+    """The passes through all layers for the gradient of step t; `ready` runs after each backward pass with a
+    layer's gradient, of which no other reference is kept.
+
+    They are at `x`, unless `parameters` gives those of each layer before its forward pass; with `again` they
+    are dropped after it, and given again before the backward pass.
+    """
+    layers, held = problem.in_layers, dict[int, Array]()
     begun = layers.begin(rank, t)
 
     def compute(function: Callable[..., Any], *args: Any, piece: Piece) -> Compute:
         return Compute(_Of(function, problem.gradient, (problem.x0, rank, t)), *args, piece=piece)
 
     if parameters is None:
-        yield compute(_through, begun, layers.parts, x, piece=Piece("forward", 0, sum(layers.forward)))
+        yield compute(_through, begun, layers.parts, x, piece=Piece("forward", 0, sum(layers.forward), True))
+        held = {k: x[part] for k, part in enumerate(layers.parts)}  # type: ignore[index]
     else:
         for k, part in enumerate(layers.parts):
-            given = yield from parameters(part)
-            yield compute(begun.forward, k, given, piece=Piece("forward", k, layers.forward[k]))
-    for k in reversed(range(len(layers.parts))):
-        g: Array = yield compute(begun.backward, k, piece=Piece("backward", k, layers.backward[k]))
-        known.insert(0, (layers.parts[k], g))
-        yield from ready(known)
-    return section(known, slice(0, problem.x0.size))
+            held[k] = yield from parameters(part)
+            yield compute(begun.forward, k, held[k], piece=Piece("forward", k, layers.forward[k], k == 0))
+            if again:
+                del held[k]
+    for k, part in reversed(list(enumerate(layers.parts))):
+        if again and parameters:
+            held[k] = yield from parameters(part)
+        piece = Piece("backward", k, layers.backward[k], last=k == 0)
+        yield from ready(part, (yield compute(begun.backward, k, held.pop(k), piece=piece)))
 
 
 def _through(begun: Any, parts: Sequence[slice], x: Array) -> None:

@@ -79,7 +79,8 @@ class Servers:
     waits for the new model.
     """
 
-    def __init__(self, servers: Sequence[str], problem: Objective, first: int = 0) -> None:
+    def __init__(self, servers: Sequence[str], problem: Any, first: int = 0,
+                 divided: Callable[[Array, int], Program[Array]] | None = None) -> None:
         self.exchange = exchange.of(problem)
         self.part = dict(zip(servers, self.exchange.cut(problem, len(servers)), strict=True))
         self.order = rotate(servers, first)
@@ -88,7 +89,15 @@ class Servers:
         self.awaited: set[str] = set()  # of which an answer is on its way
         self.codec = {s: self.exchange.codec_of(part) for s, part in self.part.items()}
         self.state = {s: codec and codec.start(self.x[s].size) for s, codec in self.codec.items()}
-        self._problem = problem
+        self._problem, self._divided = problem, divided
+
+    def compute(self, x: Array | None, rank: int, t: int) -> Program[Array]:
+        """The gradient of step t at x, (d,); `divided`, on the node of a stage, computes it with its
+        neighbours."""
+        if self._divided is not None and x is not None:
+            return (yield from self._divided(x, t))
+        g: Array = yield Compute(self._problem.gradient, x, rank, t)
+        return g
 
     def gradient(self, x: Array | None, rank: int, t: int, message: Message,
                  accrued: Array | None = None) -> Program[Array]:
@@ -116,7 +125,7 @@ class Servers:
                     yield from tell(s, section(known, part))
 
         if self.exchange.overlap == "none":
-            g: Array = yield Compute(self._problem.gradient, x, rank, t)
+            g = yield from self.compute(x, rank, t)
             for s in self.order:
                 yield from tell(s, g[self.part[s]])
             return g
@@ -196,7 +205,7 @@ class Shard:
 
     def apply(self, w: str, push: Push) -> Program[None]:
         """One update with the gradient of one worker."""
-        yield from self.update([(w, push)], SGD.step, push.grad, self.version)
+        yield from self.update([(w, push)], type(self.sgd).step, push.grad, self.version)
 
     def update(self, pushes: Iterable[tuple[str, Push]], rule: Callable[..., Any],
                *given: Any) -> Program[None]:

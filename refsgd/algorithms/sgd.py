@@ -16,13 +16,17 @@ the x at which g was taken.
 References
 ----------
 Robbins and Monro, "A stochastic approximation method", 1951; Polyak, "Some methods of speeding up the
-convergence of iteration methods", 1964.
+convergence of iteration methods", 1964.  Goyal et al., "Accurate, large minibatch SGD: training ImageNet in 1
+hour", arXiv:1706.02677, 2017, section 2.2: gradual warm-up.  Loshchilov and Hutter, "SGDR: stochastic
+gradient descent with warm restarts", ICLR 2017 (arXiv:1608.03983), equation 5: the cosine.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -62,29 +66,80 @@ class StepDecay:
 constant = StepDecay(1, 1.0)  #: the learning rate never changes
 
 
-def parse_schedule(text: str) -> Schedule:
-    """Read ``constant`` or ``step(every,factor)``; raises ValueError on anything else.
+@dataclass(frozen=True)
+class Cosine:
+    """Lower the learning rate from its full value to 0 along half a cosine; there are no restarts.
+
+    Parameters
+    ----------
+    updates : int
+        At least 1; from this update on the rate is 0.
+    """
+
+    updates: int
+
+    def __post_init__(self) -> None:
+        if self.updates < 1:
+            raise ValueError(f"schedule cosine({self.updates}); expected at least 1 update")
+
+    def __call__(self, t: int) -> float:
+        return (1 + math.cos(math.pi * min(t / self.updates, 1))) / 2
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Begin at a share of the learning rate, and raise it by the same amount at each of the first updates.
+
+    Parameters
+    ----------
+    updates : int
+        At least 1; update number `updates`, counted from 0, is the first with the full rate.
+    start : float
+        The share at update 0.
+    then : callable
+        The schedule, which counts from update 0 as well; the warm-up multiplies it.
+    """
+
+    updates: int
+    start: float
+    then: Schedule
+
+    def __call__(self, t: int) -> float:
+        return (self.start + (1 - self.start) * min(t / self.updates, 1)) * self.then(t)
+
+
+def parse_schedule(text: str, updates: int = 1) -> Schedule:
+    """Read ``constant``, ``cosine``, ``cosine(updates)`` or ``step(every,factor)``; raises ValueError on
+    anything else.
 
     Parameters
     ----------
     text : str
+    updates : int
+        Of the whole run, at the end of which a ``cosine`` is 0.
 
     Returns
     -------
     callable
         ``t -> float``, the factor of the learning rate at update t.
     """
-    if text == "constant":
+    name, _, given = text.removesuffix(")").partition("(")
+    numbers = given.split(",") if given else []
+    if name == text == "constant":
         return constant
-    if text.startswith("step(") and text.endswith(")"):
-        try:
-            every, factor = text[5:-1].split(",")
+    try:
+        if name == text == "cosine":
+            return Cosine(max(updates, 1))
+        if name == "cosine" and text.endswith(")"):
+            return Cosine(*map(int, numbers))
+        if name == "step" and text.endswith(")"):
+            every, factor = numbers
             return StepDecay(int(every), float(factor))
-        except ValueError as error:
-            if "expected every" in str(error):
-                raise
-    raise ValueError(
-        f"schedule {text!r} not understood; expected constant or step(every,factor), e.g. step(100,0.5)")
+    except (ValueError, TypeError) as error:
+        if str(error).startswith("schedule "):
+            raise
+    raise ValueError(f"schedule {text!r} not understood; expected constant, cosine, cosine(updates) or "
+                     "step(every,factor), e.g. step(100,0.5)")
 
 
 @dataclass(frozen=True)
@@ -138,7 +193,7 @@ class SGD:
         """
         return np.float32(self.lr * self.schedule(t))
 
-    def start(self, x: Array) -> Array:
+    def start(self, x: Array) -> Any:
         """The velocity before the first update: zeros of the shape of `x`.
 
         Parameters
@@ -152,7 +207,7 @@ class SGD:
         """
         return np.zeros_like(x)
 
-    def step(self, x: Array, v: Array, g: Array, t: int) -> tuple[Array, Array]:
+    def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
         """Parameters and velocity after update t with gradient g.
 
         Parameters

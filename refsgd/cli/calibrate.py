@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
                             "device to the gradients and prints its error for each; writes a machine file "
                             "that every command accepts. Warns if other processes were busy.")
     p.add_argument("--net", default="tiny,shallow", metavar="A,B",
-                   help="two nets or more (default %(default)s)")
+                   help="one net: the device for it alone; several: one that fits all (default %(default)s)")
     p.add_argument("--batches", default="1,2,8,32,128", metavar="B,...",
                    help="four batches or more (default %(default)s)")
     p.add_argument("--output", default="machine.json", metavar="PATH",
@@ -33,9 +33,6 @@ def do(args: argparse.Namespace) -> None:
     nets, batches = args.net.split(","), args.batches.split(",")
     for net in nets:
         check_net(net)
-    if len(set(nets)) < 2:
-        raise Usage(f"net {args.net}; expected two nets or more, such as tiny,shallow: a single net cannot "
-                    "separate the time of its parameters from the overhead")
     if not all(b.isdecimal() and int(b) for b in batches) or len(set(batches)) < 4:
         raise Usage(f"batches {args.batches}; expected four numbers of images or more, such as 1,8,32,128")
     check_output(args.output)

@@ -12,9 +12,11 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.codecs import Rule
 from refsgd.algorithms.compression import Codec
 from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, own_options
-from refsgd.cli.outputs import tell
+from refsgd.cli.outputs import check_output, tell, write
 from refsgd.cluster.units import counted
-from refsgd.experiment.prepare import Usage
+from refsgd.experiment.arguments import Usage, catalogued
+
+GRADING = ("algorithm", "forbid", "json", "html", "gradescope", "seconds", "child")
 
 
 def add(commands: Any) -> None:
@@ -28,27 +30,96 @@ def add(commands: Any) -> None:
                    help="your deployment function f(problem, workers, steps, sgd, *, options), your codec, "
                         "or the name of an algorithm of the catalogue")
     p.add_argument("--no-processes", action="store_true", help="leave real processes out")
+    graded(p)
     p.add_argument("own", nargs=argparse.REMAINDER, metavar="--OPTION VALUE",
                    help="the algorithm's own options, e.g. --staleness 1")
     p.set_defaults(do=do)
 
 
+def graded(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    """Add the options by which a submission is graded."""
+    group = parser.add_argument_group("grading", "points per property, in a process with limits")
+    group.add_argument("--as", dest="algorithm", metavar="ALGORITHM",
+                       help="also check what must hold for this algorithm of the catalogue")
+    group.add_argument("--forbid", action="append", metavar="MODULE",
+                       help="refuse a file that imports or calls this module or one inside it; repeatable")
+    group.add_argument("--json", metavar="PATH", help="write the points as JSON; -: to standard output")
+    group.add_argument("--html", metavar="PATH", help="write a report with the shortest schedules")
+    group.add_argument("--gradescope", metavar="PATH", help="write Gradescope's results.json")
+    group.add_argument("--seconds", type=float, default=10.0, metavar="S",
+                       help="time limit of a submission (default 10); its memory limit is 1 GiB")
+    group.add_argument("--child", help=argparse.SUPPRESS)
+    parser.set_defaults(**defaults)
+
+
 def do(args: argparse.Namespace) -> None:
     """Check the target and print one finding per line."""
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    graded(known, **{name: getattr(args, name) for name in GRADING})
+    known.add_argument("--no-processes", action="store_true", default=args.no_processes)
+    args.own = known.parse_known_args(args.own, args)[1]
+    if args.child:
+        from refsgd.cli.grading import inside
+
+        inside(args, lambda: loaded(args))
+    elif any(getattr(args, name) for name in ("algorithm", "forbid", "json", "html", "gradescope")):
+        grade(args)
+    else:
+        ungraded(args)
+
+
+def loaded(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
+    """The target, and its options that were given."""
+    target = CATALOGUE.get(args.target) or imported(args.target)
+    own = Parser(prog=f"refsgd check {args.target}")
+    of_exchange(own)
+    own_options(own, args.target, CATALOGUE[args.algorithm] if args.algorithm else target)
+    given = own.parse_args(args.own)
+    return target, own_given(given) | exchange_given(given)
+
+
+def grade(args: argparse.Namespace) -> None:
+    """Grade the target in a child process and write the points."""
+    from refsgd.cli import grades, grading
+    from refsgd.testing.tracers import options_for
+
+    if args.algorithm:
+        args.algorithm = catalogued(args.algorithm)
+        own = Parser(prog=f"refsgd check --as {args.algorithm}")
+        of_exchange(own)
+        own_options(own, args.algorithm, CATALOGUE[args.algorithm])
+        options_for(args.algorithm, own_given(own.parse_args(args.own)))
+    for path in (args.json, args.html, args.gradescope):
+        check_output(path)
+    path = args.target.partition(":")[0]
+    if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
+        raise Usage(f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists")
+    flags = [text for name, value in (("--as", args.algorithm), ("--html", args.html)) if value
+             for text in (name, value)] + [text for m in args.forbid or () for text in ("--forbid", m)]
+    found = grading.grade([*flags, "--seconds", str(args.seconds), args.target, *args.own], args.target,
+                          args.algorithm, args.seconds)
+    if args.json != "-":
+        tell(grades.as_text(found), 5)
+    write(args.json, grades.as_json(found))
+    write(args.html, grades.as_html(found))
+    write(args.gradescope, grades.as_gradescope(found))
+    if found["score"] < found["max_score"]:
+        raise RuntimeError(f"{found['score']} of {found['max_score']} points; expected all")
+
+
+def ungraded(args: argparse.Namespace) -> None:
+    """Check the target in this process."""
     from refsgd.testing import check, check_codec
 
     target = CATALOGUE.get(args.target) or imported(args.target)
-    own = Parser(prog=f"refsgd check {args.target}")
-    own.add_argument("--no-processes", action="store_true", default=args.no_processes)
+    failed = 0
     if isinstance(target, Codec | Rule):
-        own.parse_args(args.own)
-        found, failed = check_codec(target), 0
+        Parser(prog=f"refsgd check {args.target}").parse_args(args.own)
+        found = check_codec(target)
     else:
-        of_exchange(own)
-        own_options(own, args.target, target)
-        given, failed = own.parse_args(args.own), 0
-        found = check(args.target if args.target in CATALOGUE else target,
-                      processes=not given.no_processes, **own_given(given), **exchange_given(given))
+        target, given = loaded(args)
+        found = check(args.target if args.target in CATALOGUE else target, processes=not args.no_processes,
+                      **given)
     for finding in found:
         tell(str(finding), 5)
         sys.stdout.flush()

@@ -28,6 +28,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--walks", type=int, metavar="R",
                         help="R random schedules instead of all, for larger cases")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random schedules")
+    parser.add_argument("--page", metavar="FILE",
+                        help="also write a page in which you pick what happens next")
 
 
 def do(args: argparse.Namespace) -> None:
@@ -40,4 +42,4 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"servers {args.servers}; expected at least 1")
     print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
                             batch=args.batch, max_runs=args.max_runs, walks=args.walks, seed=args.seed,
-                            **own_given(args), **exchange_given(args)))
+                            page=args.page, **own_given(args), **exchange_given(args)))

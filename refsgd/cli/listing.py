@@ -29,8 +29,10 @@ def do(args: argparse.Namespace) -> None:
     for name in CATALOGUE:
         own = ", ".join(flag(o) for o in options_of(CATALOGUE[name]))
         tell(f"  {name:{width}} {first_line(name)}" + (f" [{own}]" if own else ""), width + 3)
-    tell("nets\n  " + ", ".join(NETS), 2)
+    tell("nets\n  " + ", ".join(NETS) + "; tiny:8,tanh,squared: width, tanh or sigmoid, squared error", 2)
     print("data sets\n  " + ", ".join(DATA))
+    tell("problems without images (--data)\n  quadratic, integers, lasso[:samples,features,correlation], "
+         "logistic[:...]; none with --net shapes:P", 2)
     print("machines")
     for name, preset in PRESETS.items():
         tell(f"  {name:{width}} {preset.says}", width + 3)

@@ -18,11 +18,19 @@ from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_timed
 from refsgd.cluster.units import slowed
-from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.architectures import ARCHITECTURES, named
 from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment.exchanges import TAKES
 from refsgd.experiment.perform import RUNTIMES
-from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, Training, Usage, default_net
+from refsgd.experiment.prepare import (
+    DEFAULT_EPOCHS,
+    DEFAULT_MACHINE,
+    DEFAULT_STEPS,
+    Training,
+    Usage,
+    default_net,
+)
+from refsgd.experiment.rules import OPTIMISERS
 from refsgd.problems.shapes import current_name
 
 Commands = Any  # the result of argparse's add_subparsers, whose class is private
@@ -82,22 +90,35 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     """Add the options that `run`, `predict` and `compare` share; defaults are those of `Training`."""
     work = parser.add_argument_group("training")
     work.add_argument("--data", metavar="NAME",
-                      help=f"data set: {Training.data} (default), mnist, fashion-mnist")
+                      help=f"data set: {Training.data} (default), mnist, fashion-mnist; or generated: "
+                           "lasso[:samples,features,correlation], logistic[:...]")
     work.add_argument("--net", metavar="NAME", type=current_name,
-                      help="net, see refsgd list; default: the one that fits the data. Shape-only: shapes:P "
-                           "has P parameters, shapes:resnet50@224 those of a net for images of 224 pixels, "
-                           "and nothing to compute")
+                      help="net, see refsgd list; default: the one that fits the data. tiny:8,tanh,squared "
+                           "has 8 channels, tanh and the squared error. Shape-only: shapes:P has P "
+                           "parameters, shapes:resnet50@224 those of a net for images of 224 pixels, and "
+                           "nothing to compute")
     work.add_argument("--batch", type=batch, metavar="B",
                       help=f"images per worker and iteration (default {Training.batch}); 20,1: for each "
                            "worker; auto:21 divides 21 by the workers' speeds")
     work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
     work.add_argument("--epochs", type=float, metavar="E",
-                      help=f"passes over the data (default {DEFAULT_EPOCHS})")
-    work.add_argument("--lr", type=float, help=f"learning rate (default {Training.lr})")
+                      help=f"passes over the data (default {DEFAULT_EPOCHS}; sandblaster: {DEFAULT_STEPS} "
+                           "steps)")
+    work.add_argument("--optimiser", choices=tuple(OPTIMISERS), help="update rule (default sgd)")
+    work.add_argument("--lr", type=float, help="learning rate (default " + ", ".join(
+        f"{name} {rate:g}" for name, (_, rate) in OPTIMISERS.items()) + ")")
     work.add_argument("--momentum", type=float, help=f"default {Training.momentum}")
     work.add_argument("--weight-decay", type=float, help="default 0")
     work.add_argument("--schedule", metavar="S",
-                      help="constant, or step(every,factor): decay by number of updates")
+                      help="constant; cosine, to 0 at the end; or step(every,factor): decay by number of "
+                           "updates")
+    work.add_argument("--warmup", type=int, metavar="UPDATES",
+                      help="raise the rate to its full value over so many updates (default 0)")
+    work.add_argument("--scale-lr", action="store_true", default=None,
+                      help="multiply the rate by the number of gradients in an update's mean")
+    work.add_argument("--validation", type=float, metavar="SHARE",
+                      help="hold back a share of the training images, such as 0.1, and show the accuracy on "
+                           "them, by which to choose a rate")
     work.add_argument("--shards", choices=("iid", "by-label"), help="how images are divided among workers")
     work.add_argument("--seed", type=int,
                       help="seed of parameters, data order, durations and choices (default 0)")
@@ -294,12 +315,24 @@ def expand_preset(arguments: Sequence[str]) -> list[str]:
     if "--preset" not in given or given[0] not in ("run", "predict"):
         return given
     at = given.index("--preset")
-    name = given[at + 1] if at + 1 < len(given) else ""
-    if name not in ARCHITECTURES:
-        raise Usage(f"preset {name!r} is unknown; expected one of {', '.join(ARCHITECTURES)}")
+    text = given[at + 1] if at + 1 < len(given) else ""
+    if not (name := named(text)):
+        raise Usage(f"preset {text!r} is unknown; expected one of {', '.join(ARCHITECTURES)}")
     how, rest = ARCHITECTURES[name], given[1:at] + given[at + 2 :]
-    flags = [text for key, value in how.options.items() for text in (flag(key), str(value))]
-    return [given[0], how.algorithm, *flags, *(["--colocated"] if how.colocated else []), *rest]
+    like = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    like.add_argument("--workers", type=int, default=Training.workers)
+    like.add_argument("--hosts")
+    like.add_argument("--machine")
+    try:
+        said, _ = like.parse_known_args(rest)
+    except argparse.ArgumentError:
+        return [given[0], how.algorithm, *rest]  # the command says what is wrong
+    hosts = said.hosts or (load_timed(said.machine)[0].hosts if said.machine else "")
+    options = how.on(placement.read_hosts("" if hosts == "none" else hosts) if hosts else "", said.workers)
+    flags = [text for key, value in {**options, **how.fields(said.workers)}.items()
+             for text in ((flag(key),) if value is True else (flag(key), str(value)))]
+    more = ["--workers", str(said.workers + how.extra)] if how.extra else []
+    return [given[0], how.algorithm, *flags, *rest, *more]
 
 
 def first_line(algorithm: str) -> str:

@@ -55,7 +55,7 @@ class Draws:
             return self._whole(kind)
         if self._ended:
             self._gradient = self._whole(kind)
-        self._ended = piece.direction == "backward" and piece.layer == 0
+        self._ended = piece.last
         return self._gradient
 
     def _whole(self, kind: str, effect: Compute | None = None) -> float:

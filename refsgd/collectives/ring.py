@@ -21,7 +21,8 @@ from refsgd.collectives.parts import Part, Total, chunks
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
 
-def reduce_scatter(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
+def reduce_scatter(me: int, peers: Sequence[str], x: Array, cut: Sequence[slice] | None = None
+                   ) -> Program[Array]:
     """Chunk number `me` of the sum over ranks, shape (d/n,) to within one; n-1 messages to the right.
 
     Parameters
@@ -32,6 +33,8 @@ def reduce_scatter(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
         Names of all n nodes, by rank; the same on every rank.
     x : ndarray, (d,)
         This rank's vector, of any float type; not modified. All ranks have the same d.
+    cut : sequence of slice, optional
+        The chunk of each rank, the same on every rank, if they are not equal; empty ones are not sent.
 
     Returns
     -------
@@ -39,16 +42,26 @@ def reduce_scatter(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
         This rank's chunk of the sum.
     """
     n = len(peers)
-    part = [x[chunk] for chunk in chunks(x.size, n)]
+    part = [x[chunk] for chunk in cut or chunks(x.size, n)]
     for step in range(n - 1):
-        yield Send(peers[(me + 1) % n], Part(part[(me - 1 - step) % n]))
-        _, (other,) = yield Recv(Part, src=peers[(me - 1) % n])
+        theirs = (me - 1 - step) % n
         mine = (me - 2 - step) % n
-        part[mine] = yield Compute(plus, part[mine], other, kind="reduction")
+        if travels(cut, theirs):
+            yield Send(peers[(me + 1) % n], Part(part[theirs]))
+        if travels(cut, mine):
+            _, (other,) = yield Recv(Part, src=peers[(me - 1) % n])
+            part[mine] = yield Compute(plus, part[mine], other, kind="reduction")
+            del other
     return part[me]
 
 
-def all_gather(me: int, peers: Sequence[str], chunk: Array) -> Program[Array]:
+def travels(cut: Sequence[slice] | None, rank: int) -> bool:
+    """Whether a rank's chunk is sent."""
+    return cut is None or cut[rank].stop > cut[rank].start
+
+
+def all_gather(me: int, peers: Sequence[str], chunk: Array, cut: Sequence[slice] | None = None
+               ) -> Program[Array]:
     """Every rank's chunk, joined in rank order (lengths may differ); n-1 messages to the right.
 
     Parameters
@@ -59,6 +72,8 @@ def all_gather(me: int, peers: Sequence[str], chunk: Array) -> Program[Array]:
         Names of all n nodes, by rank; the same on every rank.
     chunk : ndarray
         The contribution of this rank.
+    cut : sequence of slice, optional
+        The place of each rank's chunk, the same on every rank, by which empty ones are not sent.
 
     Returns
     -------
@@ -68,8 +83,13 @@ def all_gather(me: int, peers: Sequence[str], chunk: Array) -> Program[Array]:
     n = len(peers)
     total = [chunk] * n
     for step in range(n - 1):
-        yield Send(peers[(me + 1) % n], Total(total[(me - step) % n]))
-        _, (total[(me - 1 - step) % n],) = yield Recv(Total, src=peers[(me - 1) % n])
+        mine, theirs = (me - step) % n, (me - 1 - step) % n
+        if travels(cut, mine):
+            yield Send(peers[(me + 1) % n], Total(total[mine]))
+        if travels(cut, theirs):
+            _, (total[theirs],) = yield Recv(Total, src=peers[(me - 1) % n])
+        else:
+            total[theirs] = chunk[:0]
     return np.concatenate(total)
 
 

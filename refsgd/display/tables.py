@@ -38,10 +38,13 @@ METRICS = (("test\naccuracy", 2, "accuracy", 1.0, "{:.1%}"),
            ("staleness\nmean", 3, "staleness_mean", 1.0, "{:.2f}"),
            ("staleness\nmax", 6, "staleness_max", 1.0, "{:.0f}"),
            ("idle", 1, "idle_ratio", 1.0, "{:.1%}"),
-           ("MB\nsent", 7, "bytes_sent", 1e-6, "{:.3f}"))
+           ("MB\nsent", 7, "bytes_sent", 1e-6, "{:.3f}"),
+           ("memory\nMB", 8, "memory", 1e-6, "{:.2f}"))
+ROLES = ("memory_worker", "memory_server", "memory_stage")  #: whose fullest node's memory is predicted
 MEANING = {"Δ time": "Δ time: time per iteration against the line above.",
            "staleness\nmean": "staleness: updates that a gradient missed.",
-           "idle": "idle: share of a worker's time without computing."}
+           "idle": "idle: share of a worker's time without computing.",
+           "memory\nMB": "memory: of the node that holds most."}
 #: no ranking if the processes' time differs from the simulated time by a larger share
 OFF = 0.25
 SIGN = {"exact": "", "numerical": "", "simulated": "", "approximation": "~", "lower": "≥", "upper": "≤"}
@@ -71,7 +74,8 @@ def fitted(columns: Sequence[Column], width: int, **options: Any) -> Table:
 
 
 def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
-    found = row.predicted.get(key)
+    held = [row.predicted[role] for role in ROLES if role in row.predicted]
+    found = max(held, key=lambda p: p["value"], default=None) if key == "memory" else row.predicted.get(key)
     if found is None:
         return "-"
     value = "∞" if found["value"] is None else pattern.format(found["value"] * scale)

@@ -167,6 +167,9 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
         raise Usage(f"no formula covers a strategy on this machine: {machine}; `refsgd compare --runtime "
                     "simulator` simulates them")
     fits = [s for s in found if not s.rejected]
+    divided = [] if fits or memory_limit is None or not net else _divided(plain)
+    found += [_limited(s, memory_limit, staleness_limit) for s in divided]
+    fits = [s for s in found if not s.rejected]
     base = _fastest(_of_kind(fits, ["allreduce"])) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
     fits.sort(key=lambda s: s is not base)  # among ties, the baseline is preferred
@@ -187,9 +190,17 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
                    key=lambda s: (order.index(s.group), bool(s.variant)))
     unknown = UNKNOWN if net and overlap else (*UNKNOWN, "whether the exchange overlaps with your backward "
                                                "pass: times here add computing and exchange")
+    said = "No node can hold the whole model and its batch, so the model is divided. " if divided else ""
     return Advice(plain.machine, tuple(ranked), base, tuple(tried),
-                  _recommendation(fits, base) if base else "",
+                  said + _recommendation(fits, base) if base else "",
                   tuple(_crossings(plain, named({s.name for s in fits}))), tuple(_savings(ranked)), unknown)
+
+
+def _divided(case: Case) -> list[Strategy]:
+    """Strategies that divide the model among the workers."""
+    from refsgd.experiment.splits import splits
+
+    return [plan.strategy() for plan in splits(case)]
 
 
 def _timed(case: Case, batches: Sequence[int]) -> Case:
@@ -240,7 +251,9 @@ def _check_machine(machine: Machine, workers: int, work: float) -> None:
 def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | None) -> Strategy:
     why = [s.rejected] if s.rejected else []
     if memory_limit is not None and s.memory > memory_limit:
-        why.append(f"needs {s.memory / 1e9:.2f} GB of memory, {memory_limit / 1e9:.2f} GB available")
+        unit, scale = ("GB", 1e9) if memory_limit >= 1e9 else ("MB", 1e6)
+        why.append(f"needs {s.memory / scale:.2f} {unit} of memory, {memory_limit / scale:.2f} {unit} "
+                   "available")
     if staleness_limit is not None and (s.staleness is None or s.staleness > staleness_limit):
         why.append("its staleness is unknown" if s.staleness is None
                    else f"mean staleness {s.staleness:.1f} updates, at most {staleness_limit:g} allowed")

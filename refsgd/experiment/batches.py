@@ -9,6 +9,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.prices import paces
 from refsgd.cluster.units import counted, speeds
 from refsgd.experiment.arguments import Usage, check_whole
+from refsgd.problems import Problem
 from refsgd.problems.data import apportion
 
 Batch = int | str | Sequence[int]  #: 16; "20,1" or (20, 1); "auto:21"
@@ -56,6 +57,27 @@ def shares(total: int, workers: int, machine: Machine) -> list[int]:
                     f"{sum(fast):g} in total; expected at least auto:{math.ceil(sum(fast) / min(fast))}, or "
                     "a machine without that worker")
     return found
+
+
+def own_batches(problem: Problem, workers: int) -> list[int]:
+    """Images in each worker's gradient, from a user's problem's description or from its first step."""
+    said = problem.describe
+    if "batches" not in said and said.get("batch") is not None:
+        check_whole(0, **{'describe["batch"]': said["batch"]})
+        return [int(said["batch"])] * workers
+    found = list(said.get("batches", ()))
+    for rank in range(workers if "batches" not in said else 0):
+        try:
+            found.append(problem.images(rank, 0))
+        except Exception as error:
+            raise Usage(f"images({rank}, 0): {type(error).__name__}: {error}; expected images(rank, t), the "
+                        "number of images in a gradient") from None
+    for rank, images in enumerate(found):
+        check_whole(0, **{'describe["batches"]' if "batches" in said else f"images({rank}, 0)": images})
+    if len(found) != workers:
+        raise Usage(f'describe["batches"] has {len(found)} numbers; expected one for each of '
+                    f"{counted(workers, 'worker')}")
+    return list(map(int, found))
 
 
 def text_of(batches: Sequence[int]) -> str:

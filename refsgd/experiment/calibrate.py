@@ -105,7 +105,7 @@ class Calibration:
         worst = max(self.points, key=lambda p: abs(self.residual(p)))
         if abs(self.residual(worst)) > OFF:
             lines.append(f"  one rate does not fit these nets: {worst.net} at batch {worst.batch} is "
-                         f"{self.residual(worst):+.0%} off; calibrate with nets like yours (--net A,B)")
+                         f"{self.residual(worst):+.0%} off; calibrate with your own net alone (--net A)")
         lines.append(f"  update of all parameters of {self.points[0].net}: {self.update * 1e3:.3f} ms")
         lines += [f"  {name}: latency {a * 1e6:.0f} us, bandwidth {b / 1e6:.0f} MB/s"
                   for name, (a, b) in self.transports.items()]
@@ -221,12 +221,15 @@ def measure(nets: Sequence[str], batches: Sequence[int], rounds: int = ROUNDS) -
 def fitted(points: Sequence[Point]) -> Device:
     """The device with the least sum of squared relative residuals and no negative part.
 
-    It is linear in (overhead, 1 / memory, 1 / rate); relative residuals give every batch equal weight.
+    It is linear in (overhead, 1 / memory, 1 / rate); relative residuals give every batch equal weight.  A
+    single net cannot tell the time of its parameters from the overhead, which then has both.
     """
     from scipy.optimize import nnls
 
-    terms = np.array([[1.0, p.nbytes, p.work] for p in points]) / np.array([[p.seconds] for p in points])
-    scale = terms.max(axis=0)
+    several = len({p.nbytes for p in points}) > 1
+    terms = np.array([[1.0, p.nbytes * several, p.work] for p in points])
+    terms /= np.array([[p.seconds] for p in points])
+    scale = np.maximum(terms.max(axis=0), np.finfo(float).tiny)
     overhead, per_byte, per_flop = nnls(terms / scale, np.ones(len(points)))[0] / scale
     if not per_flop:
         raise RunFailed("larger batches did not take longer, so no rate fits; expected batches further "

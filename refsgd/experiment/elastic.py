@@ -100,10 +100,13 @@ class Attempts:
             machine = machine.with_(hosts=[[new for new, old in names.items() if host[old] == one]
                                            for one in self.network.hosts])
         machine, work = prices.left(machine, was, before.seconds), problem.work
-        layers = problem.layers
+        layers, axes = problem.layers, problem.coordinates
         problem = replace(problem, x0=self.x, work=work and (lambda rank, t: work(was[rank], done + t)),
                           layers=layers and replace(
                               layers, begin=lambda rank, t: layers.begin(was[rank], done + t)),
+                          coordinates=axes and replace(
+                              axes, rows=lambda rank: axes.rows(was[rank]),
+                              slope=lambda x, rank, where: axes.slope(x, was[rank], where)),
                           gradient=lambda x, rank, t: experiment.problem.gradient(x, was[rank], done + t),
                           images=lambda rank, t: experiment.problem.images(was[rank], done + t))
         updates = max(before.updates.values(), default=0)

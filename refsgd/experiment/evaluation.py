@@ -13,6 +13,7 @@ from operator import itemgetter
 import numpy as np
 
 from refsgd.effects import Array, ranks
+from refsgd.experiment import pipelines
 from refsgd.experiment.exchanges import largest_server
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import (
@@ -26,7 +27,7 @@ from refsgd.experiment.result import (
     schedule_sha256,
 )
 from refsgd.problems import Problem
-from refsgd.trace import Run, Trace
+from refsgd.trace import Run, Trace, joined
 
 EVALUATIONS = 20  #: rows of a history, not counting its end
 
@@ -42,21 +43,26 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
     rank = ranks(experiment.deploy())
     servers_of_run = {rank[node] for node in trace.nodes if not trace.is_worker(node)}
+    if pipelines.portioned(experiment.function):  # whose workers all compute gradients of one share
+        rank = dict.fromkeys(rank, 0)
     if not problem.describe.get("shape_only"):
         x = final_parameters(run)
         servers, workers = replicas(run)
+        shares = experiment.replicas
+        if evaluations:  # first: its last parameters may be the final ones
+            rows = history(trace, problem, rank, evaluations_of(problem, evaluations), shares)
         if problem.accuracy is not None:
-            accuracy = {part: problem.accuracy(x, part) for part in ("train", "test")}
+            accuracy = {part: problem.accuracy(x, part) for part in ("train", "test", "validation")
+                        if part != "validation" or part in problem.describe}
         loss, distance = problem.loss(x), 0.0
         if workers and not servers:
             mean = average(workers)
             distance = float(np.mean([np.sum((w - mean) ** 2, dtype=float) for w in workers]))
-        rows = history(trace, problem, rank, evaluations_of(problem, evaluations)) if evaluations else []
         if not evaluations or (rows and trace.seconds > rows[-1][0]):
             updates = trace.updates.values()
-            whole = servers or trace.parts
-            rows.append([trace.seconds, max(updates, default=0) if whole else sum(updates),
-                         sum(images for _, images in _images(trace, problem, rank)), loss,
+            stages = max(1, len(set(trace.parts.values())))
+            rows.append([trace.seconds, max(updates, default=0) if servers else sum(updates) // stages,
+                         sum(images for _, images in _images(trace, problem, rank, shares)), loss,
                          accuracy.get("test", nan)])
     measured = measure(trace, experiment.by_worker)
     if (share := largest_server(problem, experiment.servers)) is not None:
@@ -69,20 +75,22 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
         trace, x, experiment.deploy)
 
 
-def _images(trace: Trace, problem: Problem, rank: Mapping[str, int]) -> list[tuple[float, int]]:
-    """When each gradient was ready, and its number of images; by time.  Of stages, which share a gradient, it
-    is ready at the first, to which its backward pass comes last."""
+def _images(trace: Trace, problem: Problem, rank: Mapping[str, int],
+            shares: int) -> list[tuple[float, int]]:
+    """When each gradient was ready, and its number of images; by time.  If workers have fewer shares of the
+    data, as stages have one, it is ready at the first, to which its backward pass comes last."""
     steps = Counter[str]()
     found = []
     for gradient in trace.gradients:
-        if trace.is_worker(gradient.node) and trace.parts.get(gradient.node):
+        if trace.is_worker(gradient.node) and rank[gradient.node] >= shares:
             continue
         found.append((gradient.time, problem.images(rank[gradient.node], steps[gradient.node])))
         steps[gradient.node] += 1
     return sorted(found, key=itemgetter(0))
 
 
-def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int) -> list[list[float]]:
+def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int,
+            shares: int) -> list[list[float]]:
     """[seconds, updates, images, loss, test accuracy] at about `points` updates, evaluated after the run.
 
     Parts of one version are joined; replicas of one iteration, of living workers only, are averaged.
@@ -95,18 +103,18 @@ def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int
     last = {n: max(v for v, found in versions.items() if n in found) for n in emitters if n in trace.dead}
     whole = [(v, found) for v, found in sorted(versions.items())
              if all(n in found or v > last.get(n, v) for n in emitters)]
-    gradients = _images(trace, problem, rank)
+    gradients, stages = _images(trace, problem, rank, shares), max(1, len(set(trace.parts.values())))
     rows = []
     for version, found in whole[:: max(1, -(-len(whole) // points))]:
         when = max(t for t, _ in found.values())
-        parts = [found[n][1] for n in emitters if n in found]
+        parts = {n: found[n][1] for n in emitters if n in found}
         updates = version + 1
-        if trace.is_worker(emitters[0]) and not trace.parts:
-            x = average(parts)
-            updates *= sum(n not in trace.dead for n in emitters)
+        if trace.is_worker(emitters[0]):
+            x = average(joined((trace.parts.get(n, 0), part) for n, part in parts.items()))
+            updates *= sum(n not in trace.dead for n in emitters) // stages
             updates += sum(min(version + 1, trace.updates.get(n, 0)) for n in trace.dead)
         else:
-            x = np.concatenate(parts)
+            x = np.concatenate(list(parts.values()))
         images = sum(images for ready, images in gradients if ready <= when)
         test = problem.accuracy(x, "test") if problem.accuracy is not None else nan
         rows.append([when, updates, images, problem.loss(x), test])

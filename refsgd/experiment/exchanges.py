@@ -37,8 +37,11 @@ BECAUSE: dict[tuple[str, str], str] = {
     ("dgc", "compress"): "it compresses by its own ratio",
     ("dgc", "feedback"): "its residual is a part of it",
     ("sequential", ""): "it exchanges nothing", ("independent", ""): "it exchanges nothing",
+    ("zero", ""): "its stage says what is exchanged and when: whole layers, as soon as they are computed",
     ("gpipe", ""): _STAGES, ("pipedream", ""): _STAGES,
     ("hogwild", ""): "it shares memory and sends nothing",
+    ("sandblaster", ""): "its shards compute with whole vectors, in equal parts",
+    ("strads", ""): "its scheduler says which blocks are exchanged, and none travels in parts",
     ("backup-workers", ""): "its server drops whole gradients, and parts would drop different ones",
     ("approximate", ""): "its servers pick the significant entries themselves",
     **{(name, ""): _REPLICAS for name in ("gosgd", "adpsgd", "pair-averaging", "local-sgd", "post-local",
@@ -120,13 +123,17 @@ def plan(name: str, options: Mapping[str, Any], problem: Problem, servers: int, 
     how = of(problem)
     if name == "dgc" and (asked(how) or price):
         how = replace(how, codec=codec(f"dgc:{options['ratio']}"))
-    elif not asked(how):
+    elif not asked(how) and name != "zero":
         return None
-    if name not in REDUCED:
+    layers = problem.layers
+    if name == "zero":
+        layers = problem.in_layers
+        parts = list(layers.parts)
+    elif name not in REDUCED:
         parts = how.cut(problem, servers)
     else:
         parts = how.buckets(problem)[::-1] if how.overlap != "none" else [slice(0, problem.x0.size)]
-    layers, found, unknown = problem.layers, list[Part](), ""
+    found, unknown = list[Part](), ""
     for part, home in zip(parts, how.deal(parts, servers), strict=True):
         held = [k for k, layer in enumerate(layers.parts if layers else ())
                 if part.start < layer.stop and layer.start < part.stop]

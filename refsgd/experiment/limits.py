@@ -99,7 +99,7 @@ def announce(experiments: Sequence[Experiment], runtimes: Sequence[str], say: Sa
             iteration = max(iteration, e.seconds / min(machine.speeds, default=1.0) + transfers)
         for runtime in runtimes:
             virtual = gradients + e.workers * STEP
-            total += evaluating + e.steps * (virtual if runtime == "simulator" else iteration)
+            total += evaluating + e.gradients * (virtual if runtime == "simulator" else iteration)
     if total > LONG:
         about = f"{total:.0f} s" if total < 120 else f"{total / 60:.0f} min"
         what = f"{len(experiments)} runs" if len(experiments) > 1 else "the run"

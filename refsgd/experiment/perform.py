@@ -20,13 +20,16 @@ from refsgd.trace import Run
 LOCAL_RUNTIMES = ("simulator", "processes", "tcp")  # which need no launcher such as mpiexec
 RUNTIMES = (*LOCAL_RUNTIMES, "mpi")
 
+OBSERVED = 64  #: most parameters of a node that are kept for a history, unless none is asked for
+
 OnStart = Callable[[dict[str, int]], None]
 
 
 def perform(experiment: Experiment, runtime: str, records: Records | None = None,
             faults: Iterable[str | Fault] = (), on_death: str = "stop",
-            on_start: OnStart | None = None) -> Run:
-    """Run the programs to their end in one of `RUNTIMES`, continuing and writing `records`."""
+            on_start: OnStart | None = None, observe: int = OBSERVED) -> Run:
+    """Run the programs to their end in one of `RUNTIMES`, continuing and writing `records`; at most `observe`
+    parameters of each node are kept for a history."""
     deployment = experiment.deploy()
     plan = planned(experiment, faults)
     _check_policy(experiment, runtime, deployment, on_death, bool(plan))
@@ -34,7 +37,8 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
     attempts = Attempts(experiment, plan, on_death, deployment)
     while True:
         try:
-            return attempts.joined(_attempt(experiment, runtime, attempts.next, on_death, records, on_start))
+            return attempts.joined(_attempt(experiment, runtime, attempts.next, on_death, records, on_start,
+                                            observe))
         except Halted as halted:
             attempts.halted(halted)
 
@@ -54,9 +58,11 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
     if runtime == "mpi" and (planned or on_death != "stop"):
         raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
                     "simulator, processes or tcp")
-    if on_death != "stop" and pipelines.staged(experiment.function):
-        raise Usage(f"on_death {on_death} with {experiment.name}, where a stage's parameters die with it; "
-                    "expected stop")
+    if on_death != "stop" and (lost := pipelines.lost(experiment.function, experiment.options)):
+        raise Usage(f"on_death {on_death} with {experiment.name}, where {lost} with it; expected stop")
+    if on_death in ("shrink", "restart") and pipelines.portioned(experiment.function):
+        raise Usage(f"on_death {on_death} with {experiment.name}, whose portions go to the workers that are "
+                    "left; expected stop or continue")
     if on_death == "continue" and not survives_workers(deployment):
         raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no "
                     "Node says survives=True); expected stop, shrink or restart")
@@ -69,10 +75,10 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
 
 
 def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: str, records: Records,
-             on_start: OnStart | None) -> Run:
+             on_start: OnStart | None, observe: int) -> Run:
     """Run one attempt in one of `RUNTIMES`."""
     if runtime == "simulator":
-        return _simulated(experiment, attempt, on_death, records)
+        return _simulated(experiment, attempt, on_death, records, observe)
     if experiment.problem.describe.get("shape_only"):
         raise Usage(f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: a "
                     "shape-only net has nothing to send")
@@ -89,21 +95,22 @@ def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: s
         from refsgd.runtimes.processes import mpi
 
         found = mpi.run(deploy, machine, seed, everywhere=True, journal=journal, beginning=beginning,
-                        largest=experiment.largest_message)
+                        largest=experiment.largest_message, observe=observe)
         assert found is not None
         return found
     from refsgd.runtimes.processes import local
 
     return local.run(deploy, machine, seed, transport="shm" if runtime == "processes" else runtime,
                      journal=journal, faults=faults, on_death=on_death, on_start=on_start,
-                     beginning=beginning, largest=experiment.largest_message)
+                     beginning=beginning, largest=experiment.largest_message, observe=observe)
 
 
-def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records: Records) -> Run:
+def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records: Records,
+               observe: int) -> Run:
     """Run one attempt in virtual time."""
     number, deploy, machine, seed, faults, _ = attempt
     simulator = Faulty(deploy, machine, seed, faults=faults, on_death=on_death) if faults else Simulator(
-        deploy, machine, seed)
+        deploy, machine, seed, observe)
     simulator.journal, ended = records.again(number, simulator.roles)
     try:
         run = simulator.run()

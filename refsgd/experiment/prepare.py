@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.exchange import PLAIN, of
-from refsgd.algorithms.sgd import SGD, parse_schedule
+from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.devices import written
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
@@ -20,7 +20,7 @@ from refsgd.cluster.placement import grouped
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, ranks, roles
-from refsgd.experiment import exchanges, pipelines
+from refsgd.experiment import exchanges, memory, pipelines, rules
 from refsgd.experiment.arguments import (
     Usage,
     catalogued,
@@ -35,9 +35,10 @@ from refsgd.experiment.arguments import (
     options_of,
     suggestion,
 )
-from refsgd.experiment.batches import Batch, batches_of, text_of
+from refsgd.experiment.batches import Batch, batches_of, own_batches, text_of
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
 from refsgd.problems.problem import described
+from refsgd.problems.regression import generated
 from refsgd.problems.shapes import current_name, of_net, shape_only
 
 if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
@@ -49,7 +50,11 @@ __all__ = ["Experiment", "Usage", "predict", "prepare"]
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001,  # type: ignore[arg-type]
                           bandwidth=50e6)
 DEFAULT_DATA = "digits"
-DEFAULT_LR, DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.15, 0.0, 16, 5.5
+DEFAULT_LR = rules.OPTIMISERS["sgd"][1]
+DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.0, 16, 5.5
+#: arguments that a record names only if they are not the defaults
+NEWER = ("optimiser", "warmup", "scale_lr", "validation")
+DEFAULT_STEPS = 20  #: where each step takes all data, which L-BFGS does
 
 Algorithm = str | Callable[..., Deployment]
 Say = Callable[[str], None]
@@ -74,8 +79,8 @@ def has_servers(function: Callable[..., Deployment]) -> bool:
 
 
 def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
-                  shards: str) -> Problem:
-    """The problem named by ``--data`` and ``--net``."""
+                  shards: str, validation: float = 0.0) -> Problem:
+    """The problem named by ``--data`` and ``--net``, with a share of the training images for validation."""
     if shards not in ("iid", "by-label"):
         raise Usage(f"shards {shards!r}; expected iid or by-label")
     uneven = batch if isinstance(batch, Sequence) else ()
@@ -88,14 +93,19 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
         return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
     if data == "integers":
         return integer_gradients(workers=workers, seed=seed, batches=uneven)
+    if data.partition(":")[0] in ("lasso", "logistic"):
+        try:
+            return generated(data, workers, batch, seed, shards == "by-label")
+        except ValueError as error:
+            raise Usage(str(error)) from None
     from refsgd.problems.data import NAMES, load
     from refsgd.problems.nn import nets
 
     if data.partition(":")[0] not in NAMES:
-        raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, or "
-                    f"none with --net shapes:P{suggestion(data, NAMES)}")
+        raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, "
+                    f"lasso, logistic, or none with --net shapes:P{suggestion(data, NAMES)}")
     check_net(net, ", or shapes:P for a shape-only net of P parameters")
-    dataset = load(data)
+    dataset = load(data).hold_back(validation)
     try:
         built = nets.build(net, dataset.train_images.shape[1:])
     except ValueError as error:
@@ -129,39 +139,19 @@ def check_net(name: str, others: str = "") -> None:
                     + suggestion(base, NAMES))
 
 
-def own_problem(problem: Problem, name: str, workers: int) -> Problem:
-    """A user's problem, checked and with its description completed."""
+def own_problem(problem: Problem, name: str, workers: int, nodes: int) -> Problem:
+    """A user's problem, checked and completed; several `nodes` may have the share of one worker."""
     check_problem(problem)
     made = problem.describe.get("workers", workers)
     if made != workers:
-        alone = {"sequential": " (sequential has one)"}.get(name, " (one for all stages)" * (workers == 1))
+        alone = {"sequential": " (sequential has one)", "sandblaster": " (one for all portions)"}.get(
+            name, " (one for all stages of a replica)" * (workers < nodes))
         raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same "
                     f"number: classification(..., workers={workers})")
     size = int(problem.x0.size)
     known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
-             **problem.describe, **described(_own_batches(problem, workers))}
+             **problem.describe, **described(own_batches(problem, workers))}
     return replace(problem, describe=known)
-
-
-def _own_batches(problem: Problem, workers: int) -> list[int]:
-    """Images in each worker's gradient, from a user's problem's description or from its first step."""
-    said = problem.describe
-    if "batches" not in said and said.get("batch") is not None:
-        check_whole(0, **{'describe["batch"]': said["batch"]})
-        return [int(said["batch"])] * workers
-    found = list(said.get("batches", ()))
-    for rank in range(workers if "batches" not in said else 0):
-        try:
-            found.append(problem.images(rank, 0))
-        except Exception as error:
-            raise Usage(f"images({rank}, 0): {type(error).__name__}: {error}; expected images(rank, t), the "
-                        "number of images in a gradient") from None
-    for rank, images in enumerate(found):
-        check_whole(0, **{'describe["batches"]' if "batches" in said else f"images({rank}, 0)": images})
-    if len(found) != workers:
-        raise Usage(f'describe["batches"] has {len(found)} numbers; expected one for each of '
-                    f"{counted(workers, 'worker')}")
-    return list(map(int, found))
 
 
 def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,15 +179,24 @@ class Experiment:
     @property
     def replicas(self) -> int:
         """How many shares of the data there are."""
-        return pipelines.replicas(self.function, self.workers)
+        return pipelines.replicas(self.function, self.workers, self.options)
 
     @property
     def batches(self) -> list[int]:
-        """Images in each worker's gradient; no share is larger than the data.  Of a pipeline the first stage
-        has them all."""
+        """Images in each worker's gradient; a pipeline's first stage, in each replica, has them all."""
         said = self.problem.describe
+        if pipelines.portioned(self.function):
+            return [said["batch"]] * self.workers
         found = said.get("batches") or [said["batch"]] * self.replicas
         return found + [0] * (self.workers - self.replicas)
+
+    @property
+    def gradients(self) -> float:
+        """Gradients of each worker: one a step, or its portions of the data."""
+        if not pipelines.portioned(self.function):
+            return self.steps
+        count = self.options.get("portions") or self.problem.describe.get("steps_per_epoch", 2 * self.workers)
+        return float((self.steps + 1) * count / self.workers)
 
     @property
     def by_worker(self) -> float | dict[str, float]:
@@ -211,7 +210,9 @@ class Experiment:
     @cached_property
     def work(self) -> list[list[float]]:
         """Floating-point operations of the gradients of each worker in the first epoch, step by step."""
-        steps = min(self.steps, int(self.problem.describe.get("steps_per_epoch", 100))) or 1
+        steps = int(self.problem.describe.get("steps_per_epoch", 100))
+        if not pipelines.portioned(self.function):
+            steps = min(self.steps, steps) or 1
         known = self.problem.work
         return [[known(i % self.replicas, t) for t in range(steps)]
                 for i in range(self.workers)] if known else []
@@ -266,8 +267,8 @@ class Experiment:
         from refsgd import theory
 
         if self.name not in theory.ALGORITHMS:
-            return theory.Figures().without(
-                f"no formula knows {self.name}; simulate it: --kind simulated", *theory.FIGURES)
+            why = theory.OPEN.get(self.name, f"no formula knows {self.name}")
+            return theory.Figures().without(f"{why}; simulate it: --kind simulated", *theory.FIGURES)
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",
                                             *theory.FIGURES)
@@ -280,17 +281,7 @@ class Experiment:
                                                                 self.workers, self.steps))
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
-        return self.with_largest(found)
-
-    def with_largest(self, found: Figures) -> Figures:
-        """The same metrics, and how uneven the servers' parts are, unless they are equal."""
-        from refsgd.theory import Prediction
-
-        if found and (share := exchanges.largest_server(self.problem, self.servers)) is not None:
-            found["largest_server"] = Prediction(
-                share, "1", "exact", formula="bytes of the fullest server / mean of all servers",
-                source="the layout of the parameters")
-        return found
+        return memory.with_sizes(self, found)
 
     @property
     def largest_message(self) -> int:
@@ -315,6 +306,10 @@ class Training:
     momentum: float = DEFAULT_MOMENTUM
     weight_decay: float = 0.0
     schedule: str = "constant"
+    optimiser: str = "sgd"
+    warmup: int = 0
+    scale_lr: bool = False
+    validation: float = 0.0
     shards: str = "iid"
     machine: Machine | None = None
     seed: int = 0
@@ -331,12 +326,14 @@ class Training:
         check_whole(1, workers=self.workers, servers=self.servers)
         check_whole(0, seed=self.seed)
         check_length(self.steps, self.epochs)
-        check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+        check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
+                   validation=self.validation)
         check_kind(str, "text", schedule=self.schedule, data=self.data, shards=self.shards,
                    net=self.net or "", layout=self.layout)
-        check_kind(str, "text", compress=self.compress)
-        check_kind(bool, "True or False", priority=self.priority, feedback=self.feedback)
-        check_whole(0, bucket=self.bucket)
+        check_kind(str, "text", compress=self.compress, optimiser=self.optimiser)
+        check_kind(bool, "True or False", priority=self.priority, feedback=self.feedback,
+                   scale_lr=self.scale_lr)
+        check_whole(0, bucket=self.bucket, warmup=self.warmup)
 
     def on_machine(self, name: str) -> tuple[int, Machine]:
         """The number of workers of an algorithm, and the machine for that number."""
@@ -352,25 +349,20 @@ class Training:
         """The problem named by `data` and `net`, or the given one."""
         if own is None:
             return build_problem(self.data, self.net or default_net(self.data), workers, batch, self.seed,
-                                 self.shards)
+                                 self.shards, self.validation)
         if not isinstance(batch, int):
             raise Usage(f"batch {text_of(batch)} with your own problem; expected its images(rank, t) to say "
                         "how many images a gradient has")
-        return own_problem(own, name, workers)
+        return own_problem(own, name, workers, self.workers)
 
-    def length(self, problem: Problem) -> int:
-        """Iterations of each worker."""
+    def length(self, problem: Problem, whole: bool) -> int:
+        """Iterations of each worker, or steps that each take the `whole` data."""
         if self.steps is not None:
             return self.steps
+        if whole:
+            return DEFAULT_STEPS if self.epochs is None else max(round(self.epochs), 1)
         epochs = DEFAULT_EPOCHS if self.epochs is None else self.epochs
         return max(round(epochs * float(problem.describe.get("steps_per_epoch", 100))), 1)
-
-    def rule(self) -> SGD:
-        """The update rule."""
-        try:
-            return SGD(self.lr, self.momentum, self.weight_decay, parse_schedule(self.schedule))
-        except ValueError as error:
-            raise Usage(str(error)) from None
 
 
 def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: Any) -> Experiment:
@@ -380,27 +372,34 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     training = Training(**{key: value for key, value in arguments.items() if key in known})
     options = {key: value for key, value in arguments.items() if key not in known}
     training.check()
+    if "lr" not in arguments and training.optimiser in rules.OPTIMISERS:
+        training = replace(training, lr=rules.OPTIMISERS[training.optimiser][1])
     check_options(name, function, options, ["problem", *known])
     workers, machine = training.on_machine(name)
-    replicas = pipelines.replicas(function, workers)
-    together = name == "sequential" or pipelines.staged(function)
+    replicas = pipelines.replicas(function, workers, options)
+    whole = pipelines.portioned(function)
+    together = name == "sequential" or whole or (pipelines.staged(function, options) and replicas == 1)
     batch = batches_of(training.batch, replicas, machine, together)
     own = problem is not None
     problem = training.problem(problem, name, replicas, batch)
+    steps = training.length(problem, whole)
+    rule = rules.rule_of(training, "" if callable(algorithm) else name, options, replicas, steps,
+                         problem)
     exchange = exchanges.exchange_of({option: getattr(training, option) for option in exchanges.TAKES},
-                                     training.rule(), workers, problem, training.seed)
+                                     rule, workers, problem, training.seed)
     exchanges.check(name, options, exchange, problem, own=callable(algorithm))
     if said := exchanges.asked(exchange):
         problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})
-    steps = training.length(problem)
     recorded = None
     if not callable(algorithm) and not own:
-        kept = [key for key in known if key != "epochs" and (key in said or not hasattr(PLAIN, key))]
+        newer = [key for key in NEWER if getattr(training, key) == getattr(Training, key)]
+        kept = [key for key in known if key not in ("epochs", *newer) and (key in said or
+                                                                            not hasattr(PLAIN, key))]
         recorded = {key: getattr(training, key) for key in kept} | {
             "workers": workers, "batch": batch, "steps": steps,
             "machine": machine.to_json()} | options
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
-                            training.seed, training.rule(), recorded)
+                            training.seed, rule, recorded)
     deployment = experiment.deploy()  # refuses wrong options now, before anything runs
     try:
         Network(machine, deployment)

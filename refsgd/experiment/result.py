@@ -17,7 +17,8 @@ from refsgd import __version__
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted, written
 from refsgd.effects import Array, Factory
-from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace
+from refsgd.experiment.memory import in_words
+from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace, joined
 from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
 from refsgd.trace.waiting import waiting_by_cause
 
@@ -38,7 +39,7 @@ _FINITE = Kind('a number, null, "inf" or "-inf"',
 _REALS = Kind("an object of numbers",
               lambda value: isinstance(value, dict) and all(map(_REAL.fits, value.values())))
 _ACCURACY = Kind("an object with the numbers test and train, or an empty one",
-                 lambda value: _REALS.fits(value) and set(value) in ({"test", "train"}, set()))
+                 lambda value: _REALS.fits(value) and {*value} - {"validation"} in ({"test", "train"}, set()))
 #: of a result read from JSON: what summaries, tables and pictures rely on
 SCHEMA: dict[str, Any] = {
     "algorithm": TEXT, "options": OBJECT, "problem": OBJECT, "machine": OBJECT, "runtime": TEXT,
@@ -109,14 +110,14 @@ def replicas(run: Run) -> tuple[list[Array], list[Array]]:
     (list of ndarray, list of ndarray)
         Of the servers, and of the workers.
     """
-    servers, held = list[Array](), dict[int, list[Array]]()  # of workers, by part
-    for node in run.trace.nodes:  # parts are joined in server order, whichever ended first
+    servers, workers = list[Array](), list[tuple[int, Any]]()  # in server order, whichever ended first
+    for node in run.trace.nodes:
         x = getattr(value := run.values.get(node), "x", value)
-        if isinstance(x, np.ndarray):
-            part = held.setdefault(getattr(value, "part", 0), [])
-            (part if run.trace.is_worker(node) else servers).append(x)
-    whole = zip(*(held[part] for part in sorted(held) if held[part]), strict=True)
-    return servers, [np.concatenate(parts) if len(parts) > 1 else parts[0] for parts in whole]
+        if isinstance(x, np.ndarray) and not run.trace.is_worker(node):
+            servers.append(x)
+        elif isinstance(x, np.ndarray) or hasattr(value, "part"):
+            workers.append((getattr(value, "part", 0), x))
+    return servers, joined(workers)
 
 
 def average(vectors: Sequence[Array]) -> Array:
@@ -310,8 +311,8 @@ class Result:
             f"{self.problem.get('parameters')} parameters, {_batches(self.problem)}",
         ]
         if self.accuracy:
-            lines.append(f"accuracy   test {self.accuracy['test']:.1%}, train {self.accuracy['train']:.1%}, "
-                         f"loss {self.loss:.4f}")
+            shown = ", ".join(f"{part} {share:.1%}" for part, share in sorted(self.accuracy.items()))
+            lines.append(f"accuracy   {shown}, loss {self.loss:.4f}")
         elif self.parameters_sha256:
             lines.append(f"loss       {self.loss:.6g}")
         causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
@@ -330,8 +331,7 @@ class Result:
         if self.trace is not None and (deaths := self.trace.of(Crashed)):
             lines.append("deaths     " + ", ".join(f"{e.node} at {e.time:.3f} s" for e in deaths))
         if "resources" in m:
-            used = [f"{node} {r['cpu']:.0%} of a core, {r['rss_max'] / 1e6:.0f} MB, "
-                    f"{r['written'] / 1e6:.3g} MB written" for node, r in m["resources"].items()]
+            used = [f"{node} {in_words(each)}" for node, each in m["resources"].items()]
             lines.append("resources  " + "; ".join(used))
         return "\n".join(lines)
 

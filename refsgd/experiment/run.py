@@ -15,7 +15,8 @@ from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_whole
 from refsgd.experiment.evaluation import EVALUATIONS, evaluate
 from refsgd.experiment.limits import announce, check_pace, check_processes
-from refsgd.experiment.perform import RUNTIMES, perform, planned
+from refsgd.experiment.memory import of_processes
+from refsgd.experiment.perform import OBSERVED, RUNTIMES, perform, planned
 from refsgd.experiment.prepare import Algorithm, Experiment, Say, deployment_function, has_servers, prepare
 from refsgd.experiment.result import Result
 from refsgd.experiment.resume import NAME, Records, first_file, on_request, ready, still_planned, stored
@@ -96,15 +97,26 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     workers, servers : int
         n (4) and K (1).
     steps, epochs : int, float
-        Iterations of each worker, or passes over the data (5.5 if neither is given).
+        Iterations of each worker, or passes over the data (5.5 if neither is given).  A step of `sandblaster`
+        is at least a pass (20 steps).
     batch : int, sequence of int, or str
         Images per worker and iteration (16), or for each worker: ``(20, 1)`` or ``"20,1"``; ``"auto:21"``
-        divides 21 by the workers' speeds.  `sequential` takes the sum.
+        divides 21 by the workers' speeds.  `sequential`, stages and portions take the sum.
     data, net : str
         Data set ("digits") and net (the default for the data set).
+    optimiser : {"sgd", "adam", "lars"}
+        The update rule, see `refsgd.algorithms.adaptive`.
     lr, momentum, weight_decay, schedule
-        The update rule, see `refsgd.algorithms.sgd.SGD`; schedule is ``"constant"`` or
+        Its constants, see `refsgd.algorithms.sgd.SGD`; lr is 0.15 for SGD, 0.003 for Adam and 10 for LARS.
+        schedule is ``"constant"``, ``"cosine"`` (to 0 at the end of the run), ``"cosine(updates)"`` or
         ``"step(every,factor)"``.
+    warmup : int
+        Updates over which the rate grows to its full value (0), from that of one worker under `scale_lr`,
+        else from 0.
+    scale_lr : bool
+        Multiply the rate by the number of workers' gradients that an update is the mean of.
+    validation : float
+        Share of the training images to hold back (0): ``accuracy["validation"]``, by which to choose rates.
     shards : {"iid", "by-label"}
     machine : Machine, optional
         The cluster; see `refsgd.cluster.machine.Machine`.
@@ -182,8 +194,10 @@ def carry_out(options: RunOptions) -> Result:
     with records_of(options, experiment, start) as records, \
             on_request(records.flush if options.checkpoint is not None else None):
         finished = perform(experiment, options.runtime, records, options.faults, options.on_death,
-                           watch.start if watch else None)
+                           watch.start if watch else None, OBSERVED if options.evaluations else 0)
         used = watch.stop() if watch else {}
+        expected = of_processes(experiment, finished, options.runtime) if watch else {}
+        used = {node: each | {"predicted": expected.get(node)} for node, each in used.items()}
         result = evaluate(experiment, options.runtime, finished, options.evaluations)
         records.finish(finished.trace, result.parameters_sha256)
     return replace(result, measured=result.measured | {"resources": used}) if watch else result
@@ -219,7 +233,7 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experim
     asked = (experiment.arguments or {}) | {"on_death": options.on_death}
     if options.on_death == "stop":  # the default says nothing
         asked["on_death"] = header["on_death"]
-    for key, value in recorded.items():
+    for key, value in (dict.fromkeys(asked) | recorded).items():
         if asked.get(key) != value:
             raise Usage(f"the record at {place} was made with {key} {value}, not {asked.get(key)}; expected "
                         "the same, or nothing")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.experiment.arguments import Usage
+from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.perform import perform
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import measure
@@ -43,7 +44,7 @@ def simulated(experiment: Experiment) -> Figures:
                      for cause in causes}
         found[name] = Prediction(mean.value, UNITS.get(name, "s"), "simulated", terms, formula,
                                  "the simulator")
-    return experiment.with_largest(found)
+    return with_sizes(experiment, found)
 
 
 def _runs(experiment: Experiment) -> list[dict[str, Any]]:

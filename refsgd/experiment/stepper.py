@@ -15,11 +15,10 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from refsgd.cluster.units import counted
-from refsgd.effects import Add, Choose, Compute, Load, Mark, Recv, Send
 from refsgd.experiment.batches import text_of, weights_of
 from refsgd.experiment.prepare import Algorithm, Usage, prepare
 from refsgd.problems import Problem, quadratic
-from refsgd.runtimes.programs import Where, describe
+from refsgd.runtimes.programs import Where
 from refsgd.runtimes.world import BEGIN, Action, Stuck, World
 from refsgd.trace import Event, Marked, Trace
 from refsgd.trace.diagram import diagram, words
@@ -31,10 +30,6 @@ Grain = Literal["effect", "decision"]
 WIDTH = 100  #: columns of what is printed of programs
 HARD = "\xa0"  #: a non-breaking space
 Target = str | Callable[[Event], bool]
-
-
-def _name(node: str, program: int) -> str:
-    return node + (f"[{program}]" if program else "")
 
 
 class Places(list[Where]):
@@ -284,36 +279,20 @@ class Stepper:
 
     def actions(self) -> list[str]:
         """The enabled actions in words; `choose` takes the index."""
-        return [self._said(action) for action in self._enabled]
+        from refsgd.display.player.states import action_in_words
 
-    def _said(self, action: Action) -> str:
-        from refsgd.display.player.states import waits_for
-
-        task, letter = self.world.tasks[action.node][action.program], self.world.envelope(action)
-        name = _name(action.node, action.program)
-        message = f"{type(letter.body).__name__}#{letter.number} of {letter.src}" if letter else ""
-        if action.kind == "deliver":
-            return f"{message} arrives at {action.node}"
-        if isinstance(task.effect, Choose):
-            return f"{name} chooses {task.effect.options[action.option]}"
-        if action.kind == "poll":
-            return f"{name} looks: " + (f"takes {message}" if letter else "nothing there")
-        if isinstance(task.effect, Recv):
-            return f"{name} takes {message}"
-        if isinstance(task.effect, Compute | Send | Mark | Load | Add):
-            return f"{name} {waits_for(task.effect)}"
-        return f"{name} begins" if task.effect is BEGIN else f"{name} {describe(task.effect)}"
+        return [action_in_words(self.world, action) for action in self._enabled]
 
     def where(self) -> list[Where]:
         """Each program's line, the effect it waits for, its local variables, and a sentence (`why`) on what
         it does or why it waits."""
-        from refsgd.display.player.states import follow
+        from refsgd.display.player.states import called, follow
         from refsgd.display.player.why import Why
 
         now, tasks = len(self.events), self.world.all_tasks
         why = Why(self.trace(), follow(self.trace(), self.deploy, 0, now), self._arrived())
         return Places(w._replace(why=why.sentence(w.node, w.program, now) if task.effect is not BEGIN
-                                 else f"{_name(w.node, w.program)} has not begun")
+                                 else f"{called(w.node, w.program)} has not begun")
                       for w, task in zip(self.world.where(), tasks))
 
     def source(self, node: str | None = None, around: int = 5) -> str:
@@ -335,6 +314,8 @@ class Stepper:
         ValueError
             There is no such node.
         """
+        from refsgd.display.player.states import called
+
         last = self.events[-1] if node is None and self.events else None
         key = (last.node, last.program) if last else (node or self.world.nodes[0], 0)
         w = next((w for w in self.world.where() if (w.node, w.program) == key), None)
@@ -345,7 +326,7 @@ class Stepper:
         first = max(1, w.line - around)
         lines = [f"{'->' if n == w.line else '  '} {n:4}  {line}".rstrip()
                  for n, line in enumerate(text[first - 1:w.line + around], first)]
-        return "\n".join([f"{_name(*key)} in {w.function}{note}", *lines])
+        return "\n".join([f"{called(*key)} in {w.function}{note}", *lines])
 
     def _arrived(self) -> dict[tuple[str, str, int], float]:
         """Arrival times of the messages in inboxes."""

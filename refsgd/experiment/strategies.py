@@ -73,8 +73,8 @@ CANDIDATES = (
 
 #: groups by what gradients are computed on: strategies of one group differ in time, not in their state after
 #: a given number of updates
-GROUPS = {"one model": ("bsp", "backup-workers", "allreduce"), "stale gradients": ("asp", "ssp"),
-          "compressed": ("dgc",),
+GROUPS = {"one model": ("bsp", "backup-workers", "allreduce", "zero", "gpipe"),
+          "stale gradients": ("asp", "ssp"), "compressed": ("dgc",),
           "replicas": ("easgd", "local-sgd", "gosgd", "adpsgd", "dpsgd", "sgp")}
 
 
@@ -92,6 +92,9 @@ PYTORCH = {
             "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
     "powersgd": "ddp.register_comm_hook(PowerSGDState(..., matrix_approximation_rank=4), powerSGD_hook)",
     "bsp": "DistributedDataParallel (DDP) computes the same, with allreduce instead of servers",
+    "zero": "stage 1: torch.distributed.optim.ZeroRedundancyOptimizer; stages 2 and 3: "
+            "torch.distributed.fsdp.fully_shard, with and without reshard_after_forward=False",
+    "gpipe": "torch.distributed.pipelining: a PipelineStage on each node and Schedule1F1B",
     "dgc": "ddp.register_comm_hook(PowerSGDState(...), powerSGD_hook), from "
            "torch.distributed.algorithms.ddp_comm_hooks; low rank instead "
            "of the largest entries",
@@ -353,7 +356,7 @@ class Plan:
         where = f" --servers {self.servers}" if has_servers(self.function) else ""
         by_device = case.devices if case.net and case.batches else None  # the device prices each batch
         machine = by_device or case.machine
-        described = case.described or _flags(machine)
+        described = case.described or flags(machine)
         if case.described and case.devices and not by_device:  # a later flag overrides an earlier one
             described += f" --compute '{devices.written(machine.compute)}'"
         if case.described and machine.speeds:
@@ -415,7 +418,7 @@ class Plan:
             evidence=tuple(f"{e.study} {e.part}: {e.says} ({e.when})" for e in EVIDENCE.get(algorithm, ())))
 
 
-def _flags(machine: Machine) -> str:
+def flags(machine: Machine) -> str:
     """The machine's numbers as flags of the command line."""
     said = {"compute": f"'{devices.written(machine.compute)}'", "latency": f"{machine.latency:g}",
             "bandwidth": f"{machine.bandwidth:g}" if np.isfinite(machine.bandwidth) else "",

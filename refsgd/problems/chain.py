@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -33,6 +33,21 @@ class Rows(NamedTuple):
         return (self.end - self.first) / self.total if self.total else 1.0
 
 
+def nothing(examples: int) -> float:
+    """No bytes.
+
+    Parameters
+    ----------
+    examples : int
+
+    Returns
+    -------
+    float
+        0.
+    """
+    return 0.0
+
+
 @dataclass(frozen=True)
 class Block:
     """A differentiable function of its parameters and of the activations before it; a net is cut between
@@ -51,6 +66,8 @@ class Block:
         ``(x, a, rows) -> (activations, kept)``.
     backward : callable
         ``(x, kept, d) -> (g, d_in)``: d is the gradient of what `forward` returned, g that of x.
+    held : callable
+        ``examples -> bytes`` that its passes keep between `forward` and `backward`.
     """
 
     name: str
@@ -59,6 +76,7 @@ class Block:
     nbytes: float
     forward: Callable[[Array, Array, Rows], tuple[Array, Any]]
     backward: Callable[[Array, Any, Array], tuple[Array, Array]]
+    held: Callable[[int], float] = nothing
 
 
 @dataclass(frozen=True)
@@ -103,6 +121,19 @@ class Stage:
         count = self.images(rank, t)
         m = max(1, min(micro, count))
         return [Rows(rank, t, count * j // m, count * (j + 1) // m, count) for j in range(m)]
+
+    def held(self, examples: int) -> float:
+        """Bytes that its passes of so many examples keep between forward and backward.
+
+        Parameters
+        ----------
+        examples : int
+
+        Returns
+        -------
+        float
+        """
+        return sum(block.held(examples) for block in self.blocks)
 
     def forward(self, x: Array, rows: Rows, a: Array | None) -> tuple[Array | None, Any]:
         """The activations for the next stage, and what `backward` needs.
@@ -192,12 +223,15 @@ class Chain:
         worker's whole share, so that the gradients of micro-batches add up to its gradient.
     by_row : bool
         Whether activations are the larger, the more examples there are.
+    held : callable
+        ``examples -> bytes`` that a gradient of the whole problem keeps besides parameters and gradient.
     """
 
     blocks: Sequence[Block]
     inputs: Callable[[Rows], Array]
     loss_gradient: Callable[[Array, Rows], Array]
     by_row: bool = True
+    held: Callable[[int], float] = nothing
 
     @property
     def costs(self) -> list[float]:
@@ -335,7 +369,8 @@ def whole(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Chain:
     return Chain(blocks, lambda rows: x0[:0], loss_gradient, by_row=False)
 
 
-def shape_only(blocks: Sequence[Block], vector: Callable[[int], Any]) -> Chain:
+def shape_only(blocks: Sequence[Block], vector: Callable[[int], Any],
+               held: Callable[[int], float] = nothing) -> Chain:
     """The same blocks without contents.
 
     Parameters
@@ -343,6 +378,8 @@ def shape_only(blocks: Sequence[Block], vector: Callable[[int], Any]) -> Chain:
     blocks : sequence of Block
     vector : callable
         Makes a vector of a size.
+    held : callable
+        As of `Chain`.
 
     Returns
     -------
@@ -355,6 +392,5 @@ def shape_only(blocks: Sequence[Block], vector: Callable[[int], Any]) -> Chain:
     def backward(x: Array, a: Array, d: Array) -> tuple[Array, Array]:
         return x, a
 
-    made = [Block(block.name, block.part, block.work, block.nbytes, partial(forward, block.nbytes), backward)
-            for block in blocks]
-    return Chain(made, lambda rows: vector(0), lambda out, rows: out)
+    made = [replace(block, forward=partial(forward, block.nbytes), backward=backward) for block in blocks]
+    return Chain(made, lambda rows: vector(0), lambda out, rows: out, held=held)

@@ -16,8 +16,8 @@ import numpy as np
 
 from refsgd.effects import Array
 
-# The body of a pass: it is sent the parameters of each layer in turn, yields None, and then yields the
-# gradient of each layer, the last layer's first.
+# The body of a pass: it is sent the parameters of each layer in turn and yields None, and then is sent those
+# of each layer again, the last layer's first, and yields its gradient.
 Steps = Generator[Array | None, Array, None]
 Gradient = Callable[[Array, int, int], Array]
 
@@ -45,12 +45,14 @@ class Pass(Protocol):
         x : ndarray, (part,)
         """
 
-    def backward(self, layer: int) -> Array:
+    def backward(self, layer: int, x: Array) -> Array:
         """Run a layer backward.
 
         Parameters
         ----------
         layer : int
+        x : ndarray, (part,)
+            Its parameters again, which a pass need not keep.
 
         Returns
         -------
@@ -86,7 +88,7 @@ class Layers:
     >>> begin = whole([part.slice for part in parts], lambda x, rank, t: 2 * x)
     >>> layers = by_work(parts, begin)
     >>> one, x = layers.begin(0, 0), np.arange(5)
-    >>> one.forward(0, x[:2]), one.forward(1, x[2:]), one.backward(1)
+    >>> one.forward(0, x[:2]), one.forward(1, x[2:]), one.backward(1, x[2:])
     (None, None, array([4, 6, 8]))
     """
 
@@ -128,8 +130,8 @@ class LayerByLayer(Pass):
     layers : int
         Their number.
     steps : generator
-        It is sent the parameters of each layer in turn, yields None, and then yields the gradient of each
-        layer, the last layer's first.
+        It is sent the parameters of each layer in turn and yields None, and then is sent those of each layer
+        again, the last layer's first, and yields its gradient.
     """
 
     def __init__(self, layers: int, steps: Steps) -> None:
@@ -142,10 +144,10 @@ class LayerByLayer(Pass):
             next(self._steps)
         self._steps.send(x)
 
-    def backward(self, layer: int) -> Array:
+    def backward(self, layer: int, x: Array) -> Array:
         """Run a layer backward; the gradient of its parameters."""
         self._check("backward", layer)
-        g = next(self._steps)
+        g = self._steps.send(x)
         if layer == 0:
             self._steps.close()
         assert g is not None
@@ -221,8 +223,8 @@ def by_work(parts: Sequence[Part], begin: Callable[[int, int], Pass]) -> Layers:
                   begin, tuple(shape for part in parts for shape in part.shapes))
 
 
-def equal(d: int, gradient: Gradient) -> Layers:
-    """Four equal layers, or as many as there are parameters; passes compute the gradient `at_once`.
+def equal(d: int, gradient: Gradient, count: int = 4) -> Layers:
+    """Equal layers, no more than there are parameters; passes compute the gradient `at_once`.
 
     Parameters
     ----------
@@ -230,12 +232,14 @@ def equal(d: int, gradient: Gradient) -> Layers:
         Number of parameters.
     gradient : callable
         ``(x, rank, t) -> (d,)``, that of the problem.
+    count : int
+        Their number.
 
     Returns
     -------
     Layers
     """
-    count = min(4, d)
+    count = min(count, d)
     edges = [d * k // count for k in range(count + 1)]
     parts = [slice(first, end) for first, end in zip(edges, edges[1:])]
     return by_work([Part(f"layer{k}", part, part.stop - part.start) for k, part in enumerate(parts, 1)],

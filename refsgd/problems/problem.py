@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ class Problem:
     loss : callable
         ``x -> float``, evaluated after the run only.
     accuracy : callable or None
-        ``(x, "train" | "test") -> float`` in [0, 1].
+        ``(x, "train" | "test") -> float`` in [0, 1]; also "validation" if `describe` has it.
     images : callable
         ``(rank, t) -> int``: size of that share, the weight of its gradient in a mean.
     work : callable or None
@@ -60,6 +61,8 @@ class Problem:
         describes them; None: the gradient as a whole only.
     exchange : Exchange or None
         How gradients travel, see `refsgd.algorithms.exchange`; None: whole, in equal parts.
+    coordinates : Coordinates or None
+        Minima along single coordinates, see `refsgd.problems.regression`; None: not known.
     describe : dict
         What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in
         figures per second, the mean over workers (``images(rank, 0)`` where it is left out), and "batches",
@@ -83,6 +86,7 @@ class Problem:
     layers: Layers | None = None
     exchange: Any = None
     chain: Chain | None = None
+    coordinates: Any = None
 
     def __post_init__(self) -> None:
         if self.layers is not None:
@@ -94,6 +98,11 @@ class Problem:
     def blocks(self) -> Chain:
         """The chain of blocks, which without `chain` is that of the whole gradient."""
         return self.chain or whole(self.x0, self.gradient)
+
+    @property
+    def in_layers(self) -> Layers:
+        """The layers, which without `layers` are one: the whole gradient."""
+        return self.layers or equal(self.x0.size, self.gradient, 1)
 
     def split(self, stages: int, cut: str = "balance") -> list[Stage]:
         """The problem in consecutive stages.
@@ -253,6 +262,33 @@ def _named(rank: int, t: int) -> Iterator[None]:
                                  "diverged, lower the learning rate (--lr) or the momentum") from None
 
 
+def _evaluation(data: Any, net: Any, most: int) -> Callable[[Array, str], tuple[float, float]]:
+    """Loss and accuracy on a part of the data, of which at most so many training images count; those of the
+    last parameters are kept."""
+    from refsgd.problems.nn.layers import BatchNorm
+
+    sets = {"train": (data.train_images[:most], data.train_labels[:most]),
+            "test": (data.test_images, data.test_labels)}
+    if (held := getattr(data, "validation", None)) is not None:
+        sets["validation"] = held
+    # batch norm has no running state: its statistics are taken from these, once for all parts
+    sample = data.train_images[:500]
+    normed = any(isinstance(leaf.layer, BatchNorm) for leaf in net.leaves)
+    known = dict[bytes, dict[str, tuple[float, float]]]()  # by a hash of the parameters
+
+    def evaluated(x: Array, part: str) -> tuple[float, float]:
+        digest = blake2b(np.ascontiguousarray(x).data).digest()
+        found = known.get(digest, {})
+        if part not in found:
+            parts = list(sets) if normed else [part]
+            found = found | dict(zip(parts, net.evaluations(x, [sets[p] for p in parts], sample)))
+            known.clear()
+            known[digest] = found
+        return found[part]
+
+    return evaluated
+
+
 def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int], seed: int = 0,
                    by_label: bool = False, evaluate: int = 2000) -> Problem:
     """Train a net on a data set, split among workers.
@@ -306,18 +342,13 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     def work(rank: int, t: int) -> float:
         return float(net.work(images(rank, t)))
 
-    # batch norm has no running state: its statistics are recomputed on these
-    sample = data.train_images[:500]
+    evaluated, held = _evaluation(data, net, evaluate), getattr(data, "validation", None)
 
     def loss(x: Array) -> float:
-        return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate],
-                                           sample)[0])
+        return float(evaluated(x, "train")[0])
 
     def accuracy(x: Array, part: str) -> float:
-        if part == "train":
-            return float(net.loss_and_accuracy(x, data.train_images[:evaluate], data.train_labels[:evaluate],
-                                               sample)[1])
-        return float(net.loss_and_accuracy(x, data.test_images, data.test_labels, sample)[1])
+        return float(evaluated(x, part)[1])
 
     def inputs(rows: Rows) -> Array:
         return np.asarray(share(rows.rank, rows.t)[0][rows.first:rows.end])
@@ -328,12 +359,14 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
             return loss_gradient(net, scores, labels) * np.float32(rows.share)
 
     layers = by_work(net.parts, lambda rank, t: LayerByLayer(len(net.parts), steps(rank, t)))
-    chain = Chain(blocks(net, lambda rows: _key(seed, rows.rank, rows.t)), inputs, by_scores)
+    chain = Chain(blocks(net, lambda rows: _key(seed, rows.rank, rows.t)), inputs, by_scores,
+                  held=net.held)
     # equal batches count as full, even if the data lack an image or two
     batches = shards.batches if isinstance(batch, Sequence) else shards.batches[:1]
     return Problem(net.init(seed), gradient, loss, accuracy, images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters,
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
+                    **({"validation": len(held[1])} if held is not None else {}),
                     "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"},
                    work, layers, chain=chain)

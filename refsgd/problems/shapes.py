@@ -7,7 +7,7 @@ slicing, arithmetic and the numpy functions that algorithms use give another sha
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from numbers import Integral
@@ -116,7 +116,8 @@ class ShapeOnly:
 
 
 def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None = None,
-               net: str = "", parts: Sequence[Part] = (), blocks: Sequence[Block] = ()) -> Problem:
+               net: str = "", parts: Sequence[Part] = (), blocks: Sequence[Block] = (),
+               held: Callable[[int], float] = chain.nothing) -> Problem:
     """A problem with `d` shape-only parameters in one layer or in `parts` and `blocks`, whose gradients only
     take their drawn time, or on a device the time of `operations` for each image; batches may differ by
     worker."""
@@ -133,7 +134,7 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
     found = Problem(x, gradient, lambda x: float("nan"), describe={
         "data": "none", "net": f"shapes:{net or d}", "parameters": d, "bytes": 4 * d, "shape_only": True},
                     layers=by_work(parts, whole([part.slice for part in parts], gradient)),
-                    chain=chain.shape_only(blocks, ShapeOnly) if blocks else None)
+                    chain=chain.shape_only(blocks, ShapeOnly, held) if blocks else None)
     found = with_batches(found, batches)
     return found if operations is None else replace(
         found, work=lambda rank, t: operations * found.images(rank, t))
@@ -141,8 +142,8 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
 
 def in_shape_only(problem: Problem, batches: Sequence[int]) -> Problem:
     """A problem of the same size, work and layers, without contents."""
-    blocks = problem.chain.blocks if problem.chain else ()
-    found, layers = shape_only(problem.x0.size, batches, blocks=blocks), problem.layers
+    known = {"blocks": problem.chain.blocks, "held": problem.chain.held} if problem.chain else {}
+    found, layers = shape_only(problem.x0.size, batches, **known), problem.layers  # type: ignore[arg-type]
     return replace(found, work=problem.work, exchange=problem.exchange,
                    layers=layers and replace(layers, begin=whole(layers.parts, found.gradient)))
 
@@ -160,7 +161,7 @@ def of_net(name: str, batch: int | Sequence[int]) -> Problem:
     shape = (sides[0], sides[0], 3) if len(sides) == 1 else sides or None
     built = nets.build(base, shape, classes=1000 if shape and prod(shape[:2]) > 4096 else 10)
     return shape_only(built.parameters, batch, built.work(1), name, built.parts,
-                      blocks_of(built, lambda rows: 0))
+                      blocks_of(built, lambda rows: 0), built.held)
 
 
 def current_name(net: str) -> str:

@@ -26,10 +26,13 @@ Check = Callable[[Run], None]
 
 
 class Counterexample(AssertionError):
-    """A schedule under which a check failed; `schedule` replays it, `text` shows it."""
+    """A schedule under which a check failed; `schedule` replays it, `text` shows it, `world` is where it
+    ended, a deployment of `factory`."""
 
-    def __init__(self, error: BaseException, schedule: Sequence[int], text: str) -> None:
+    def __init__(self, error: BaseException, schedule: Sequence[int], text: str, world: World | None = None,
+                 factory: Factory | None = None) -> None:
         self.error, self.schedule, self.text = error, list(schedule), text
+        self.world, self.factory = world, factory
         super().__init__(f"{type(error).__name__}: {error}\nschedule {list(schedule)}\n{text}")
 
 
@@ -91,14 +94,16 @@ def _shown(factory: Factory, picks: Sequence[int], check: Check | None) -> Itera
     except Exception as error:
         short = shrink(factory, picks, check, error)
         world, found = follow(factory, short, check)
-        raise Counterexample(found or error, short, diagram(world.events, world.nodes)) from error
+        text = diagram(world.events, world.nodes)
+        raise Counterexample(found or error, short, text, world, factory) from error
 
 
 def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[Run], Any] | None = None,
-            max_runs: int = 100_000) -> Exploration:
-    """Follow every schedule of a deployment."""
-    report, seen, schedule = Exploration(), set(), list[int]()
+            max_runs: int = 100_000, most: int | None = None) -> Exploration:
+    """Follow every schedule of a deployment, or `most` beginnings, also those that lead to a known state."""
+    report, seen, schedule, begun = Exploration(), set(), list[int](), 0
     while True:
+        begun += 1
         world, widths, picks = World(factory), list[int](), list[int]()
         with _shown(factory, picks, check):
             while actions := world.enabled():
@@ -124,7 +129,7 @@ def explore(factory: Factory, check: Check | None = None, *, observe: Callable[[
         if not picks:
             return report
         schedule = [*picks[:-1], picks[-1] + 1]
-        if report.runs >= max_runs:
+        if report.runs >= max_runs or begun == most:
             report.complete = False
             return report
 

@@ -226,11 +226,11 @@ class Plan:
         self._later: dict[tuple[str, str], float] = {}
 
     def begins(self, node: str, kind: str,
-               piece: tuple[str, int, float] | None = None) -> list[Fault]:
+               piece: tuple[str, int, float, bool, bool] | None = None) -> list[Fault]:
         """The faults that happen to a node as it begins a Compute of this kind."""
         if not self._faults or kind != ("update" if self._role[node] == "server" else "gradient"):
             return []
-        if piece is not None and piece[:2] != ("forward", 0):
+        if piece is not None and not piece[3]:
             return []
         now = [fault for fault in self._faults if (fault.node, fault.step) == (node, self._steps[node])]
         self._steps[node] += 1

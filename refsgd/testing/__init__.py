@@ -26,13 +26,14 @@ from refsgd.experiment.result import final_parameters, parameters_sha256, replic
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.problems.layers import equal
 from refsgd.problems.problem import with_batches
-from refsgd.runtimes.explorer import explore, follow, walk
+from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
 from refsgd.testing.exchange import check_codec, codec_findings, starves_none
 from refsgd.testing.exploration import explore_algorithm
-from refsgd.testing.findings import RATE, Finding, NotChecked, attempt, finite, ledger, server_lead
+from refsgd.testing.findings import RATE, Finding, NotChecked, Small, attempt, finite, ledger, server_lead
+from refsgd.testing.tracers import options_for, properties
 from refsgd.trace import Run
 from refsgd.trace.diagram import diagram
 
@@ -48,7 +49,6 @@ MACHINES = (
 
 
 Deploy = Callable[..., Deployment]
-Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of workers and of steps
 
 
 def _constant_gradients() -> Problem:
@@ -134,7 +134,7 @@ def _descent(deploy: Small) -> None:
                              f"{first:.4g}; expected less than half")
 
 
-def _schedules(deploy: Small, max_runs: int) -> str:
+def _schedules(deploy: Small, max_runs: int, most: int | None = None) -> str:
     """Check that no schedule of a small case deadlocks or violates an invariant; a report in words."""
     finals: set[str] = set()
 
@@ -144,10 +144,14 @@ def _schedules(deploy: Small, max_runs: int) -> str:
             ledger(run)
         finals.add(parameters_sha256(final_parameters(run)))
 
-    def small() -> Deployment:
-        return deploy(integer_gradients(d=3, workers=2), 2, 2)
+    def small(steps: int = 2) -> Deployment:
+        return deploy(integer_gradients(d=3, workers=2), 2, steps)
 
-    report = explore(small, at_end, max_runs=max_runs)
+    try:
+        report = explore(small, at_end, max_runs=max_runs, most=most)
+    except Counterexample:
+        explore(lambda: small(1), at_end, max_runs=max_runs, most=most)  # may fail sooner
+        raise
     text = f"2 workers, 2 steps: {report.runs} schedules, {report.states} states"
     if not report.complete:
         walk(small, at_end, runs=(runs := min(200, 5 * max_runs)))
@@ -217,14 +221,73 @@ def _real(deploy: Small) -> str:
                                                      else "")
 
 
-def check(function: str | Deploy, *, processes: bool = True, max_runs: int = 2000,
-          **options: Any) -> list[Finding]:
-    """Check everything that any algorithm must satisfy.
+def findings(function: str | Deploy, *, algorithm: str | None = None, processes: bool = True,
+             max_runs: int = 2000, **options: Any) -> Iterator[Finding]:
+    """The findings of `check`, each as soon as it is known.
+
+    Parameters
+    ----------
+    function, algorithm, processes, max_runs, **options
+        As for `check`.
+
+    Yields
+    ------
+    Finding
+    """
+    name, builds = deployment_function(function)
+    said = {key: options.pop(key) for key in exchanges.TAKES if key in options}
+    own = options_for(algorithm, options) if algorithm else options
+
+    def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
+        if said:
+            exchange = exchanges.exchange_of(said, SGD(RATE), workers, problem)
+            exchanges.check(name, own, exchange, problem, own=callable(function))
+            problem = replace(problem, exchange=exchange)
+        return check_deployment(name, builds(problem, workers, steps, SGD(RATE), **own))
+
+    def begin() -> None:
+        check_function(name, builds, own)
+        _begins(deploy)
+
+    for finding in _lint(builds):
+        yield finding
+        if finding.held is False:  # the runs would only show its consequences
+            return
+    begun = attempt("deployment", "", begin)
+    yield begun
+    if begun.held is False:  # other checks would add nothing
+        return
+    yield attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy))
+    yield attempt("determinism", "the same seed gives the same bits and schedule", lambda: _repeats(deploy))
+    yield attempt("gradients", "every gradient is applied once or dropped", lambda: _gradients(deploy))
+    yield attempt("fixed point", "zero gradients change nothing", lambda: _fixed_point(deploy))
+    yield attempt("descent", "a quadratic is minimised", lambda: _descent(deploy))
+    most = 2 * max_runs if algorithm else None
+    yield attempt("all schedules", "", lambda: _schedules(deploy, max_runs, most))
+    if algorithm:
+        yield from (attempt(*each) for each in properties(builds, algorithm, options))
+    else:
+        yield _mean(deploy)
+        yield _weighs(deploy)
+        yield from codec_findings(deploy)
+    if any(node.priority for node in deploy(integer_gradients(workers=2), 2, 1).values()):
+        yield attempt("priority", "", lambda: starves_none(deploy))
+    if processes:
+        yield (attempt("processes", "", lambda: _real(deploy)) if can_fork()
+               else Finding("processes", None, f"left out: {NO_FORK}"))
+
+
+def check(function: str | Deploy, *, algorithm: str | None = None, processes: bool = True,
+          max_runs: int = 2000, **options: Any) -> list[Finding]:
+    """Check everything that any algorithm must satisfy, and what one algorithm of the catalogue must.
 
     Parameters
     ----------
     function : str or callable
         A deployment function ``f(problem, workers, steps, sgd, *, options)``, or a name of the catalogue.
+    algorithm : str, optional
+        An algorithm of the catalogue that the function should be.  What its workers may read is checked, in
+        every schedule of small cases; names, messages and helper programs are free.
     processes : bool
         Also run it as OS processes, if the system can fork.
     max_runs : int
@@ -236,40 +299,4 @@ def check(function: str | Deploy, *, processes: bool = True, max_runs: int = 200
     -------
     list of Finding
     """
-    name, builds = deployment_function(function)
-    said = {key: options.pop(key) for key in exchanges.TAKES if key in options}
-
-    def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
-        if said:
-            exchange = exchanges.exchange_of(said, SGD(RATE), workers, problem)
-            exchanges.check(name, options, exchange, problem, own=callable(function))
-            problem = replace(problem, exchange=exchange)
-        return check_deployment(name, builds(problem, workers, steps, SGD(RATE), **options))
-
-    def begin() -> None:
-        check_function(name, builds, options)
-        _begins(deploy)
-
-    findings = list(_lint(builds))
-    if findings[0].held is False:  # the runs would only show its consequences
-        return findings
-    begun = attempt("deployment", "", begin)
-    if begun.held is False:  # other checks would add nothing
-        return [*findings, begun]
-    findings += [
-        attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy)),
-        attempt("determinism", "the same seed gives the same bits and schedule", lambda: _repeats(deploy)),
-        attempt("gradients", "every gradient is applied once or dropped", lambda: _gradients(deploy)),
-        attempt("fixed point", "zero gradients change nothing", lambda: _fixed_point(deploy)),
-        attempt("descent", "a quadratic is minimised", lambda: _descent(deploy)),
-        attempt("all schedules", "", lambda: _schedules(deploy, max_runs)),
-        _mean(deploy),
-        _weighs(deploy),
-        *codec_findings(deploy),
-    ]
-    if any(node.priority for node in deploy(integer_gradients(workers=2), 2, 1).values()):
-        findings.append(attempt("priority", "", lambda: starves_none(deploy)))
-    if processes:
-        findings.append(attempt("processes", "", lambda: _real(deploy)) if can_fork()
-                        else Finding("processes", None, f"left out: {NO_FORK}"))
-    return findings
+    return list(findings(function, algorithm=algorithm, processes=processes, max_runs=max_runs, **options))

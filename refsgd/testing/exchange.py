@@ -4,7 +4,7 @@ and no part starves."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -20,14 +20,12 @@ from refsgd.effects import Array, Compute, Deployment, Program, RunEnded
 from refsgd.problems import Problem
 from refsgd.problems.layers import equal
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing.findings import RATE, Finding, NotChecked, attempt
+from refsgd.testing.findings import RATE, Finding, NotChecked, Small, attempt
 
 SIZE, STEPS = 8, 8  #: parameters of the small problem, and its steps with gradients that are not zero
 ASYNCHRONOUS = Machine(compute="exponential(1)")  # type: ignore[arg-type]
 #: a gradient takes four times as long on a link as to compute
 SLOW = Machine(compute="fixed(1)", bandwidth=SIZE)  # type: ignore[arg-type]
-
-Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of workers and of steps
 
 
 class Call(NamedTuple):

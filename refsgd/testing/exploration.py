@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.units import counted
-from refsgd.effects import Deployment, roles
+from refsgd.effects import Deployment, Factory, roles
 from refsgd.experiment import exchanges
+from refsgd.experiment.arguments import Usage
 from refsgd.experiment.batches import Batch, weights_of
 from refsgd.experiment.prepare import deployment_function
 from refsgd.experiment.result import final_parameters, parameters_sha256
@@ -20,9 +22,49 @@ from refsgd.testing.findings import RATE, finite, ledger, server_lead
 from refsgd.trace import Run
 
 
+class _Seen:
+    """What the finished runs of one algorithm have shown, and the invariants of each."""
+
+    def __init__(self, name: str, bound: int) -> None:
+        self.name, self.bound = name, bound  #: the bound of ssp's lead, in clocks
+        self.leads, self.staleness, self.finals = set[int](), set[int](), set[str]()
+
+    def check(self, run: Run) -> None:
+        """Raise if an invariant is broken."""
+        finite(run)
+        ledger(run)
+        self.leads.add(server_lead(run))
+        self.staleness.update(tau for _, tau in run.trace.staleness)
+        self.finals.add(_result(run))
+        if self.name == "ssp":
+            ahead = max(self.leads)
+            assert ahead <= self.bound, (f"a worker is {counted(ahead, 'clock')} ahead; "
+                                         f"expected at most {self.bound}")
+        if self.name in ("bsp", "allreduce"):
+            assert len(self.finals) == 1, ("two schedules ended with different parameters; "
+                                           "expected the same bits")
+
+
+def _result(run: Run) -> str:
+    """The hash of a run's final parameters."""
+    return parameters_sha256(final_parameters(run))
+
+
+def _write(page: str | Path, deploy: Factory, name: str, bound: int, about: str) -> str:
+    """Write the page of the state graph; the path and the size, in words."""
+    from refsgd.display.scheduler import TooLarge, scheduler_html
+
+    try:
+        html = scheduler_html(deploy, lambda run: _Seen(name, bound).check(run), _result, name=about)
+    except TooLarge as found:
+        raise Usage(str(found)) from None
+    Path(page).write_text(html, encoding="utf-8")
+    return f"page: {page}, {len(html.encode()) / 1e3:.0f} kB"
+
+
 def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: int = 2, servers: int = 1,
                       steps: int = 2, batch: Batch = 1, max_runs: int = 20_000, walks: int | None = None,
-                      seed: int = 0, **options: Any) -> str:
+                      seed: int = 0, page: str | Path | None = None, **options: Any) -> str:
     """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
 
     Parameters
@@ -39,6 +81,8 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
         Draw this many schedules instead of following all.
     seed : int
         Seed of the random schedules.
+    page : path, optional
+        Also write the state graph as an HTML page, in which you pick what happens next.
     **options
         The algorithm's own options, and those of an exchange.
 
@@ -60,35 +104,26 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
     extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}
     if name == "sequential":
         workers = 1
-    leads, staleness, finals = set[int](), set[int](), set[str]()
+    seen = _Seen(name, options.get("staleness", 3) + 1)
 
     def deploy() -> Deployment:
         return function(problem, workers, steps, SGD(RATE), **extra, **options)
 
-    def at_end(run: Run) -> None:
-        finite(run)
-        ledger(run)
-        leads.add(server_lead(run))
-        staleness.update(tau for _, tau in run.trace.staleness)
-        finals.add(parameters_sha256(final_parameters(run)))
-        if name == "ssp":
-            ahead, bound = max(leads), options.get("staleness", 3) + 1
-            assert ahead <= bound, f"a worker is {counted(ahead, 'clock')} ahead; expected at most {bound}"
-        if name in ("bsp", "allreduce"):
-            assert len(finals) == 1, "two schedules ended with different parameters; expected the same bits"
-
+    said = "".join(f" {key}={value}" for key, value in options.items())
+    about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}"
+    written = f"\n{_write(page, deploy, name, seen.bound, about)}" if page is not None else ""
     if walks is None:
-        report = explore(deploy, at_end, max_runs=max_runs)
+        report = explore(deploy, seen.check, max_runs=max_runs)
         scope = "all of them" if report.complete else f"stopped at {max_runs}, more exist"
         states = f", {counted(report.states, 'state')}"
     else:
-        report, scope, states = walk(deploy, at_end, runs=walks, seed=seed), "random ones", ""
+        report, scope, states = walk(deploy, seen.check, runs=walks, seed=seed), "random ones", ""
     place = "server" if "server" in roles(deploy()).values() else "replica"
     return (
         f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
         f"({scope}){states}\n"
         "checked: no deadlock; every gradient applied once or dropped; no gradient from the "
         "future; finite parameters\n"
-        f"staleness seen: {', '.join(map(str, sorted(staleness))) or 'none'} updates;  lead at a {place}: "
-        f"{', '.join(map(str, sorted(leads)))} clock{'' if leads == {1} else 's'};  different results: "
-        f"{len(finals)}")
+        f"staleness seen: {', '.join(map(str, sorted(seen.staleness))) or 'none'} updates;  lead at a "
+        f"{place}: {', '.join(map(str, sorted(seen.leads)))} clock{'' if seen.leads == {1} else 's'};  "
+        f"different results: {len(seen.finals)}{written}")

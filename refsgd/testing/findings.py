@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from refsgd.effects import Deployment
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.result import final_parameters
+from refsgd.problems import Problem
 from refsgd.runtimes.explorer import Counterexample
 from refsgd.trace import Computed, Run
 
 RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
+
+Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of workers and of steps
 
 
 class NotChecked(Exception):
@@ -31,12 +35,18 @@ class Finding:
     held : bool or None
         None: it does not apply.
     text : str
-        The observation.
+        The observation; of a failure, its first line says what is wrong.
+    schedule : list of int or None
+        The shortest schedule that fails, where the check follows schedules.
+    found : Counterexample or None
+        That schedule with its events.
     """
 
     name: str
     held: bool | None
     text: str
+    schedule: list[int] | None = None
+    found: Counterexample | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         sign = {True: "ok  ", False: "FAIL", None: "note"}[self.held]
@@ -62,7 +72,9 @@ def attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
         return Finding(name, True, seen if isinstance(seen, str) else good)
     except NotChecked as why:
         return Finding(name, None, str(why))
-    except (Counterexample, Usage) as found:
+    except Counterexample as found:
+        return Finding(name, False, str(found), found.schedule, found)
+    except Usage as found:
         return Finding(name, False, str(found))
     except Exception as error:
         notes = "; ".join(getattr(error, "__notes__", ()))

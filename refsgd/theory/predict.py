@@ -24,6 +24,7 @@ from refsgd.theory.algorithms.gossip import GOSSIP
 from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
 from refsgd.theory.algorithms.pipeline import gpipe, pipedream
 from refsgd.theory.algorithms.ssp import dssp, ssp
+from refsgd.theory.algorithms.zero import zero
 from refsgd.theory.estimate import LARGEST, Uncovered, check_count, check_distribution
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
@@ -33,13 +34,17 @@ from refsgd.theory.setting import Setting
 ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
     "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, "allreduce": allreduce, "dgc": dgc,
     "independent": independent, "hogwild": hogwild, "backup-workers": backup, "softsync": softsync,
-    "staleness-aware": staleness_aware, "dc-asgd": asp, "downpour": downpour, "easgd": easgd,
+    "staleness-aware": staleness_aware, "dc-asgd": asp, "downpour": downpour, "easgd": easgd, "zero": zero,
     "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco, "consgd": ssp, "dynsgd": ssp,
     "dssp": dssp, "approximate": approximate, **GOSSIP, "gpipe": gpipe, "pipedream": pipedream,
 }
+#: algorithms without formulas, and why
+OPEN = {"sandblaster": "how many evaluations a line search takes, and how many portions are computed twice, "
+                       "depends on the data and on chance",
+        "strads": "how many blocks are scheduled together depends on the data and on chance"}
 #: algorithms without servers; on a flat machine each of their workers has its own host
 SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "gpipe", "hogwild", "independent",
-              "local-sgd", "pair-averaging", "pipedream", "post-local", "sequential", "sgp"}
+              "local-sgd", "pair-averaging", "pipedream", "post-local", "sequential", "sgp", "zero"}
 #: algorithms without formulas for links that nodes share
 UNFOLLOWED = {"adpsgd", "pair-averaging", "approximate"}
 

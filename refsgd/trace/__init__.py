@@ -17,10 +17,11 @@ from refsgd.trace.events import (
     taken,
     thin,
 )
-from refsgd.trace.metrics import CAUSES
+from refsgd.trace.metrics import CAUSES, joined
 from refsgd.trace.run import Run, Trace, Transit, Use
 
 __all__ = [
     "CAUSES", "UNORDERED", "Added", "Chosen", "Computed", "Crashed", "Event", "Loaded", "Marked", "Polled",
-    "Received", "Returned", "Run", "Sent", "Thinner", "Trace", "Transit", "Use", "taken", "thin",
+    "Received", "Returned", "Run", "Sent", "Thinner", "Trace", "Transit", "Use", "joined", "taken",
+    "thin",
 ]

@@ -29,7 +29,7 @@ class Computed(NamedTuple):
     start: float
     work: str
     late: float = 0.0
-    piece: tuple[str, int, float] | None = None  #: direction, layer, share
+    piece: tuple[str, int, float, bool, bool] | None = None  #: direction, number, share, first, last
 
     @property
     def kind(self) -> Literal["compute"]:
@@ -39,7 +39,7 @@ class Computed(NamedTuple):
     @property
     def gradient_ended(self) -> bool:
         """Whether this was a whole gradient, or the last piece of one."""
-        return self.work == "gradient" and (self.piece is None or self.piece[:2] == ("backward", 0))
+        return self.work == "gradient" and (self.piece is None or self.piece[4])
 
     @property
     def what(self) -> str:

@@ -7,7 +7,8 @@ Each is a function of the trace, the same for every runtime, and an attribute of
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -75,7 +76,7 @@ def completed(trace: Trace) -> dict[str, tuple[int, float]]:
     If late gradients are dropped, skipped iterations count.
     """
     counts, ends = trace.iterations, _returned(trace) | trace.dead
-    if trace.marks("drop"):
+    if any(e.values.get("reason", "late") == "late" for e in trace.marks("drop")):
         counts = dict.fromkeys(trace.workers, max(trace.updates.values(), default=0))
         for w in counts.keys() & trace.dead.keys():
             counts[w] = max(Counter(e.node for e in trace.marks("update") if e.time <= ends[w]).values(),
@@ -198,10 +199,29 @@ def replica_spread(trace: Trace) -> list[tuple[float, float]]:
     most = max(map(len, rows.values()), default=0)
     out = []
     for _, found in sorted(rows.items()):
-        if len(found) == most > 1:
-            x = np.stack([e.values["x"] for e in found.values()]).astype(float)
-            out.append((max(e.time for e in found.values()), float(np.sum((x - x.mean(axis=0)) ** 2) / most)))
+        marked = found.items() if len(found) == most else ()
+        each = joined((trace.parts.get(w, 0), e.values["x"]) for w, e in marked)
+        if len(each) > 1:
+            x = np.stack(each).astype(float)
+            out.append((max(e.time for e in found.values()),
+                        float(np.sum((x - x.mean(axis=0)) ** 2) / len(each))))
     return out
+
+
+def joined(parts: Iterable[tuple[int, Any]]) -> list[Any]:
+    """The vectors of replicas, of which numbered parts are given, those of a part in the replicas' order.
+
+    A part that is at several places of the vector is a tuple: first come the first places of all parts.
+
+    >>> joined([(1, np.array([2])), (0, np.array([1])), (0, np.array([3])), (1, np.array([4]))])
+    [array([1, 2]), array([3, 4])]
+    """
+    held = defaultdict(list)
+    for part, x in parts:
+        held[part].append(x if isinstance(x, tuple) else (x,))
+    whole = [[x for places in zip(*parts, strict=True) for x in places]
+             for parts in zip(*(held[part] for part in sorted(held)), strict=True)]
+    return [np.concatenate(each) if len(each) > 1 else each[0] for each in whole]
 
 
 # -- idleness ----------------------------------------------------------------------------------------------

@@ -154,12 +154,14 @@ class Trace:
     @property
     def gradients(self) -> list[Computed]:
         """Gradients computed, in order of time; one computed in pieces starts with its first piece."""
-        found, began = [], dict[tuple[str, int], float]()
+        found, began = [], defaultdict[tuple[str, int], dict[int, float]](dict)
         for e in self.of(Computed):
             if e.piece is not None:
-                start = began.setdefault((e.node, e.program), e.start)
-                if e.gradient_ended:
-                    del began[e.node, e.program]
+                begun, number = began[e.node, e.program], e.piece[1]
+                if e.piece[3]:
+                    begun[number] = e.start
+                if e.gradient_ended:  # several batches may have begun, but micro-batches of one only
+                    start = begun.pop(number) if number in begun else begun.popitem()[1]
                     found.append(e._replace(start=start, piece=None))
             elif e.work == "gradient":
                 found.append(e)

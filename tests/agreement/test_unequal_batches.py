@@ -5,6 +5,7 @@ the mean over workers is the gradient of the union of their batches bit for bit.
 """
 
 import importlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
 SUM, STEPS = 32, 4
 
 #: algorithms whose every update or round is a mean over all workers, with the options that make it one step
-UNION = {"bsp": {}, "approximate": {"centers": 1}, "backup-workers": {"backups": 0}, "local-sgd": {"period": 1}, "post-local": {"switch": STEPS},
+UNION = {"bsp": {}, "strads": {"blocks": 1}, "approximate": {"centers": 1}, "backup-workers": {"backups": 0}, "local-sgd": {"period": 1}, "post-local": {"switch": STEPS},
          "diloco": {"period": 1, "outer_lr": 1.0, "outer_momentum": 0.0}, "dgc": {"ratio": 1.0, "masking": False}}
 #: a mean over those whose gradients an update happens to take: all of them in the first update
 FIRST = {"softsync": {"splitting": 1}, "staleness-aware": {"splitting": 1}}
@@ -35,7 +36,7 @@ ALONE = ("asp", "ssp", "dssp", "consgd", "dc-asgd", "downpour", "hogwild", "easg
          "pair-averaging", "dpsgd", "sgp", "independent")
 
 #: workers have no batches of their own
-TOGETHER = ("sequential", "gpipe", "pipedream")
+TOGETHER = ("sequential", "gpipe", "pipedream", "sandblaster")
 
 batches = st.lists(st.integers(1, SUM - 1), min_size=1, max_size=3).filter(lambda b: sum(b) < SUM).map(
     lambda b: [*b, SUM - sum(b)])
@@ -115,9 +116,11 @@ def test_a_round_of_local_steps_ends_in_the_weighted_mean_of_the_replicas(name, 
 @given(each=batches, workers=st.integers(1, 3))
 @settings(max_examples=10)
 def test_portions_of_sandblaster_weigh_by_examples(each, workers):
-    problem = integer_gradients(workers=len(each), batches=each)
-    assert np.array_equal(final(sandblaster(problem, workers, 3, portions=len(each))),
-                          final(sandblaster(union(problem, each), workers, 3, portions=1)))
+    """Portion i has the gradient and the examples of worker i."""
+    dealt = integer_gradients(workers=len(each), batches=each)
+    problem = replace(dealt, gradient=lambda x, rank, t: dealt.gradient(x, t, 0), images=lambda rank, t: each[t])
+    assert np.array_equal(final(sandblaster(problem, workers, 3, SGD(1.0), portions=len(each))),
+                          final(sandblaster(union(dealt, each), workers, 3, SGD(1.0), portions=1)))
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -129,7 +132,7 @@ def test_what_is_applied_alone_or_mixed_by_a_graph_does_not_weigh_and_says_so(na
     assert "Unequal batches:" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("name", [*UNION, *FIRST, "dynsgd", "allreduce"])
+@pytest.mark.parametrize("name", [*UNION, *FIRST, "dynsgd", "allreduce", "zero"])
 def test_a_weighted_mean_is_not_the_plain_one(name):
     each, sgd, options = (20, 1, 11), SGD(0.125), {**UNION, **FIRST}.get(name, {})
     weighed, plain = integer_gradients(workers=3, batches=each), integer_gradients(workers=3)
@@ -146,12 +149,13 @@ def test_the_conformance_kit_says_whether_an_algorithm_weighs(name, says):
 
 
 def test_every_algorithm_is_in_one_of_the_groups():
-    assert sorted([*UNION, *FIRST, *ALONE, "dynsgd", "allreduce", *TOGETHER]) == sorted(CATALOGUE)
+    assert sorted([*UNION, *FIRST, *ALONE, "dynsgd", "allreduce", "zero", *TOGETHER]) == sorted(CATALOGUE)
 
 
 @pytest.mark.parametrize("name, right, wrong", [
     ("bsp", "[push.examples for push in pushes]", "[1 for push in pushes]"),
     ("allreduce", "g * np.float32(share[rank])", "g"),
+    ("zero", "g * np.float32(share[self.rank])", "g"),
     ("local-sgd", "number(share[rank]) * (x - start)", "(x - start)"),
     ("dgc", "np.float32(share[rank]) / np.float32(whole)", "np.float32(1 / len(self._group))"),
 ])

@@ -248,7 +248,7 @@ def test_a_ring_of_uneven_chunks_sends_all_but_its_neighbours_chunks(n):
 
 @pytest.mark.parametrize("name", [*EXACT])
 def test_the_library_predicts_what_is_measured(name):
-    options = {"rings": {"count": 2}, "hierarchical": {}}.get(name, {})
+    options = {"rings": {"rings": 2}, "hierarchical": {}}.get(name, {})
     for n in SIZES[1:]:
         vector = 4 * length(n)
         for a, w, c in LINKS:

@@ -58,8 +58,8 @@ def test_adding_many_at_once_gives_the_bits_of_one_after_the_other(d):
     assert d < 1000 or add(*xs[::-1]).tobytes() != fold(np.add, xs).tobytes()
 
 
-@pytest.mark.parametrize("sizes", [pytest.param((*range(1, 10), 12, 16), id="some"),
-                                   pytest.param((10, 11, 13, 14, 15, 17), marks=pytest.mark.slow, id="others")])
+@pytest.mark.parametrize("sizes", [pytest.param((*range(1, 7), 8, 12), id="some"),
+                                   pytest.param((7, 9, 10, 11, *range(13, 18)), marks=pytest.mark.slow, id="others")])
 @every
 def test_each_part_counts_once_and_lands_in_its_place(name, options, sizes):
     for n in sizes:

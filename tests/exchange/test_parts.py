@@ -1,5 +1,6 @@
 """An exchange changes when and in what parts a gradient travels, never what is computed."""
 
+import functools
 import math
 
 import numpy as np
@@ -29,9 +30,12 @@ def run(name, machine=FIXED, **options):
     return refsgd.run(name, **options)
 
 
+once = functools.cache(run)  #: a run with which many are compared
+
+
 @pytest.mark.parametrize("how", EXCHANGES)
 def test_bsp_keeps_the_bits_of_the_whole_gradient(how):
-    whole, parts = run("bsp", workers=3), run("bsp", workers=3, **how)
+    whole, parts = once("bsp", workers=3), run("bsp", workers=3, **how)
     assert parts.parameters_sha256 == whole.parameters_sha256
     assert sum(parts.measured["bytes_sent"].values()) == sum(whole.measured["bytes_sent"].values())
     assert parts.servers == how.get("servers", 1)
@@ -43,14 +47,14 @@ def test_one_worker_keeps_the_bits_under_every_rule(name, how):
     """Alone, a worker meets no other's updates: staleness is 0 whatever overlaps."""
     if name == "downpour":
         how = {**how, "overlap": "backward"}
-    assert run(name, workers=1, **how).parameters_sha256 == run(name, workers=1).parameters_sha256
+    assert run(name, workers=1, **how).parameters_sha256 == once(name, workers=1).parameters_sha256
 
 
 @pytest.mark.parametrize("how", [EXCHANGES[1], EXCHANGES[4], EXCHANGES[5]])
 @pytest.mark.parametrize("runtime", ["processes", "tcp"])
 def test_processes_send_the_same_parts(how, runtime):
     """Real backward passes, layer by layer, in real processes."""
-    there, here = run("bsp", runtime=runtime, **how), run("bsp", **how)
+    there, here = run("bsp", runtime=runtime, **how), once("bsp", **how)
     assert there.parameters_sha256 == here.parameters_sha256
     assert there.measured["messages"] == here.measured["messages"]
     assert there.measured["bytes_sent"] == here.measured["bytes_sent"]
@@ -141,7 +145,7 @@ def test_buckets_sum_what_the_whole_vector_would(bucket, collective, compress):
     """With integers to the bit, uncompressed: in floats a ring adds each entry in an order that depends on its
     chunk."""
     options = {"data": "integers", "lr": 0.25, "collective": collective, "compress": compress, "workers": 4}
-    whole, parts = run("allreduce", **options), run("allreduce", overlap="backward", bucket=bucket, **options)
+    whole, parts = once("allreduce", **options), run("allreduce", overlap="backward", bucket=bucket, **options)
     there = run("allreduce", runtime="processes", overlap="backward", bucket=bucket, **options)
     assert there.parameters_sha256 == parts.parameters_sha256
     assert there.measured["bytes_sent"] == parts.measured["bytes_sent"]
@@ -189,7 +193,7 @@ def test_peers_whose_buckets_come_in_another_order_deadlock(monkeypatch):
 def test_servers_get_the_compressed_form(name, compress):
     """Fewer bytes up, as many down; the same in processes."""
     how = {"layout": "layers", "overlap": "backward", "compress": compress, "servers": 2}
-    here, dense = run(name, **how), run(name, layout="layers", servers=2)
+    here, dense = run(name, **how), once(name, layout="layers", servers=2)
     up = {k: sum(v for node, v in r.measured["bytes_sent"].items() if node.startswith("worker"))
           for k, r in (("coded", here), ("dense", dense))}
     assert up["coded"] < 0.6 * up["dense"]

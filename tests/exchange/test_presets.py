@@ -5,7 +5,9 @@ from itertools import combinations
 import pytest
 
 import refsgd
+from refsgd.cli.options import expand_preset
 from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.trace import Computed, Received
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 #: the server sends and gets the same messages in the same order, over its own link or beside a worker for free
@@ -16,8 +18,8 @@ def test_no_two_presets_give_the_same_trace():
     """Who does what in which order, and when: fusion of 64 MiB and a ring after the backward pass exchange the same
     bytes of a small net at the same time, in a program beside the main one or in it."""
     machine = refsgd.Machine(compute="fixed(0.03)", latency=1e-3, bandwidth=1e7)
-    found = {name: refsgd.run(how.algorithm, data="digits", workers=4, steps=2, evaluations=0,
-                              machine=machine.with_(colocated=how.colocated), **how.options)
+    found = {name: refsgd.run(how.algorithm, data="digits", workers=4 + how.extra, steps=2, evaluations=0,
+                              machine=machine.with_(**how.fields(4)), **how.options)
              for name, how in ARCHITECTURES.items()}
     traces = {name: [*map(str, run.trace.events)] for name, run in found.items()}
     assert [pair for pair in combinations(traces, 2) if traces[pair[0]] == traces[pair[1]]] == []
@@ -25,8 +27,65 @@ def test_no_two_presets_give_the_same_trace():
     assert alike == SAME_MESSAGES
     apart, beside = (found[name].measured["seconds"] for name in min(SAME_MESSAGES))
     assert beside < apart
-    assert {run.parameters_sha256 for name, run in found.items() if "allreduce" not in ARCHITECTURES[name].algorithm} == {
-        found["parameter-server"].parameters_sha256}
+    assert {run.parameters_sha256 for name, run in found.items() if ARCHITECTURES[name].algorithm == "bsp"
+            and not ARCHITECTURES[name].extra} == {found["parameter-server"].parameters_sha256}
+    assert found["replicated"].measured["seconds"] == min(run.measured["seconds"] for run in found.values())
+
+
+def expanded(*flags):
+    return " ".join(expand_preset(["run", "--preset", *flags]))
+
+
+def test_a_preset_asks_of_the_machine_what_its_name_says():
+    assert expanded("replicated", "--workers", "8", "--inside", "5us,1GB/s") == (
+        "run allreduce --collective tree --hosts 1x8 --inside 10us,12GB/s --workers 8 --inside 5us,1GB/s")
+    assert expanded("ringx2") == "run allreduce --collective rings --rings 2"
+    assert expanded("parameter-server-extra-worker", "--workers", "8", "--seed", "1") == (
+        "run bsp --servers 1 --workers 8 --seed 1 --workers 9")
+    for flags, collective in ((["--hosts", "4x2"], "hierarchical"), (["--hosts", "4x1"], "ring"), ([], "ring"),
+                              (["--hosts", "cyclic:4", "--workers", "4"], "ring")):
+        assert f"--collective {collective} --overlap backward" in expanded("horovod", *flags)
+
+
+def test_horovod_crosses_between_hosts_less_often_where_they_have_several_devices():
+    """8 workers on 4 hosts: the leaders' ring has 2 x 3 steps instead of 2 x 7."""
+    machine = refsgd.Machine(compute="fixed(0.03)", latency=1e-3, bandwidth=1e9, hosts="4x2", inside="1us,12GB/s")
+    how, steps = ARCHITECTURES["horovod"], {}
+    for name, options in (("nested", how.on(machine.hosts, 8)), ("flat", how.options)):
+        trace = refsgd.run(how.algorithm, data="digits", workers=8, steps=1, evaluations=0, machine=machine, **options).trace
+        steps[name] = max(sum(1 for t in trace.transits if t.src == node and trace.hosts[t.to] != trace.hosts[node])
+                          for node in trace.nodes)
+    assert steps == {"nested": 6, "flat": 14}
+
+
+@pytest.mark.parametrize(("overlap", "waits"), [("backward", False), ("both", True)])
+def test_a_forward_pass_of_distributed_replicated_needs_no_network(overlap, waits):
+    """All layers of the model have arrived before it begins; BSP that overlaps both passes waits in it."""
+    how = ARCHITECTURES["distributed-replicated"]
+    machine = refsgd.Machine(compute="fixed(0.03)", latency=1e-3, bandwidth=1e6, **how.fields(4))
+    trace = refsgd.run(how.algorithm, data="digits", workers=4, steps=3, evaluations=0, machine=machine,
+                       **{**how.options, "overlap": overlap}).trace
+    for worker in trace.workers:
+        begun = [g.start for g in trace.gradients if g.node == worker]
+        parts = len(trace.nodes) - 4
+        arrived = [e.time for e in trace.of(Received, worker)]
+        assert len(arrived) == 3 * parts and len(trace.of(Computed, worker)) > 3
+        assert any(max(arrived[t * parts:(t + 1) * parts]) > begun[t + 1] for t in range(2)) == waits
+
+
+def test_one_of_several_rings_is_the_ring_and_their_number_is_an_option():
+    machine = refsgd.Machine(compute="fixed(0.03)", latency=1e-3, bandwidth=1e7)
+    ring, *several = (refsgd.run("allreduce", data="digits", workers=4, steps=2, evaluations=0, machine=machine, **how)
+                      for how in ({}, *({"collective": "rings", "rings": k} for k in (1, 2, 5))))
+    assert [run.measured["messages"] for run in several] == [k * ring.measured["messages"] for k in (1, 2, 5)]
+    assert several[0].schedule_sha256 == ring.schedule_sha256
+    assert several[0].measured["seconds"] == pytest.approx(ring.measured["seconds"])
+    for run in several:
+        assert run.predicted["seconds"]["value"] == pytest.approx(run.measured["seconds"], rel=1e-3)
+    with pytest.raises(ValueError, match="rings 2 with collective ring; expected collective rings"):
+        refsgd.run("allreduce", data="quadratic", rings=2)
+    with pytest.raises(ValueError, match="rings 0; expected at least 1"):
+        refsgd.run("allreduce", data="quadratic", collective="rings", rings=0)
 
 
 @pytest.mark.parametrize(("latency", "first"), [(0.0, "collective-allreduce"), (1e-4, "horovod")])

@@ -36,7 +36,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "bsp": [{"aggregation": "sum"}],
     "ssp": [{"staleness": 0}, {"staleness": 1, "refresh": "lazy"}, {"staleness": 1, "refresh": "eager"}],
     "easgd": [{"period": 2, "alpha": 0.3}, {"mode": "sync"}],
-    "downpour": [{"push_every": 2, "fetch_every": 3}, {"adagrad": True}],
+    "downpour": [{"push_every": 2, "fetch_every": 3}, {"adagrad": True}, {"stages": 2}],
     "backup-workers": [{"backups": 2}],
     "softsync": [{"splitting": 2}],
     "staleness-aware": [{"splitting": 2}, {"rule": "odena"}],
@@ -48,7 +48,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "allreduce": [{"collective": name}
                   for name in ("rings", "recursive-doubling", "halving-doubling", "tree", "double-tree",
                                "root", "pscpu",
-                                                    "hierarchical", "torus")],
+                                                    "hierarchical", "torus")] + [{"collective": "rings", "rings": 3}],
     "dgc": [{"ratio": 0.3}, {"ratio": 0.3, "masking": False}],
     "gosgd": [{"p": 0.5}],
     "adpsgd": [{"graph": "ring"}],
@@ -58,8 +58,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}],
     "dpsgd": [{"order": "atc"}, {"graph": "complete"}],
     "sgp": [{"graph": "ring"}],
-    "gpipe": [{"micro": 1}, {"cut": "mincut"}],
-    "pipedream": [{"vertical": True}],
+    "gpipe": [{"micro": 1}, {"cut": "mincut"}, {"stages": 2}, {"micro": 8, "passes": "1f1b"}],
+    "pipedream": [{"vertical": True}, {"stages": 2}],
+    "zero": [{"stage": 1}, {"stage": 2}],
+    "sandblaster": [{"portions": 3}, {"history": 0, "portions": 2}],
+    "strads": [{"policy": "prioritised"}, {"blocks": 1}],
 }
 
 
@@ -109,7 +112,8 @@ def predicted(algorithm: str, options: dict[str, Any]) -> dict[str, Any]:
     out = {}
     for name, machine in (("skewed", SKEWED), ("even", EVEN)):
         found = refsgd.predict(algorithm, machine=machine, workers=4, steps=40, **options)
-        out[name] = {key: clip({"value": float(p), "kind": p.kind}) for key, p in found.items()}
+        out[name] = {key: clip({"value": float(p), "kind": p.kind}) for key, p in found.items()
+                     if not key.startswith("memory")}  # which depends on what the nets' kernels need
     return out
 
 

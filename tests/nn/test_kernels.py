@@ -186,7 +186,7 @@ def test_the_check_notices_a_lost_output(monkeypatch, index):
 
     def wrong(*arguments):
         right(*arguments)
-        place = arguments[6]  # of the output
+        place = arguments[5]  # of the output
         elementwise.zero(place[0] + 4 * index, 1)
 
     right = kernels.convolve
@@ -198,6 +198,14 @@ def test_nan_is_not_hidden_by_relu_or_pooling():
     net = Net("small", [Conv(4, 3), Relu(), Conv(4, 1), Relu(), MaxPool(), Flatten(), Linear(3)], (6, 6, 2))
     images = np.zeros((1, 6, 6, 2), np.float32)
     images[0, 3, 3, 0] = np.nan
+    assert np.isnan(net.loss_and_accuracy(net.init(0), images, np.zeros(1, int))[0])
+
+
+@pytest.mark.parametrize("pixel", range(9))
+def test_nan_is_the_largest_of_a_window_wherever_it_stands(pixel):
+    net = Net("pooled", [MaxPool(3, 1), Flatten(), Linear(2)], (3, 3, 1))
+    images = np.ones((1, 3, 3, 1), np.float32)
+    images.flat[pixel] = np.nan
     assert np.isnan(net.loss_and_accuracy(net.init(0), images, np.zeros(1, int))[0])
 
 

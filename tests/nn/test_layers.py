@@ -14,7 +14,10 @@ from refsgd.problems.nn.layers import (
     Linear,
     MaxPool,
     Relu,
+    Sigmoid,
+    Tanh,
     softmax_cross_entropy,
+    squared_error,
 )
 from refsgd.problems.nn.net import Net
 
@@ -26,6 +29,8 @@ CASES = [
     (Conv(2, 5, pad=2, bias=False), (5, 5, 1)),
     (Conv(4, 1), (3, 2, 3)),
     (Relu(), (3, 4, 2)),
+    (Sigmoid(), (3, 4, 2)),
+    (Tanh(), (5,)),
     (MaxPool(), (5, 4, 2)),
     (MaxPool(3, 1), (5, 4, 2)),
     (MaxPool(3, 2, 1), (6, 5, 2)),
@@ -40,7 +45,7 @@ CASES = [
 
 NETS = [("tiny", None), ("shallow", None), ("lenet5", None), ("mlp", None), ("softmax", None),
         ("resnet18:2", (8, 8, 1))]
-NETS += [("resnet50:1", (24, 24, 3)), ("inception:4", (8, 8, 3)), ("vgg16:2", None)]
+NETS += [("tiny:4,sigmoid,squared", None), ("mlp:6,tanh", (8, 8, 1)), ("resnet50:1", (24, 24, 3)), ("inception:4", (8, 8, 3)), ("vgg16:2", None)]
 
 
 def differences(f, x, h=1e-6):
@@ -132,6 +137,28 @@ def test_the_check_notices_filters_that_were_not_turned(layer, shape):
 
 def test_the_check_notices_a_relu_without_mask():
     assert checked(Relu(), (3, 4, 2), lambda p, kept, dy: (dy, {})) > 0.1
+
+
+@pytest.mark.parametrize("layer", [Sigmoid(), Tanh()], ids=str)
+def test_the_check_notices_a_slope_by_the_input_in_place_of_the_output(layer):
+    def slope(p, kept, dy):
+        return layer.backward(p, np.arctanh(kept) if layer == Tanh() else np.log(kept / (1 - kept)), dy)
+
+    assert checked(layer, (3, 4, 2), slope) > 0.1
+
+
+def test_smooth_activations_by_hand():
+    x = np.float32([-1000, 0, np.log(3), 1000])
+    assert Sigmoid().forward({}, x)[0] == pytest.approx([0, 0.5, 0.75, 1])
+    assert Tanh().forward({}, x)[0] == pytest.approx([-1, 0, 0.8, 1])
+
+
+def test_the_squared_error_by_hand_and_by_differences():
+    loss, dz = squared_error(np.array([[1.0, 2.0], [0.0, 0.5]]), np.array([0, 1]))
+    assert loss == (0 + 4 + 0 + 0.25) / 4 and dz.tolist() == [[0, 1], [0, -0.25]]
+    z, labels = np.random.default_rng(2).standard_normal((3, 5)), np.array([0, 4, 2])
+    wanted = differences(lambda v: squared_error(v, labels)[0], z)
+    assert np.abs(squared_error(z, labels)[1] - wanted).max() < 1e-8
 
 
 def test_softmax_cross_entropy_is_differentiated_rightly_and_does_not_overflow():

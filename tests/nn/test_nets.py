@@ -63,12 +63,12 @@ def test_widths_and_shapes():
     assert nets.build("resnet18:16").parameters == 701_466
     assert nets.build("resnet18:16", (28, 28, 1)).input_shape == (28, 28, 1)
     assert nets.build("mlp:10", (8, 8, 1)).parameters == 64 * 10 + 10 + 10 * 10 + 10 + 10 * 10 + 10
-    for name in ("shallow:4", "tiny:", "tiny:x", "tiny:0", "tiny:-1"):
+    for name in ("resnet18:16,tanh", "softmax:tanh", "tiny:tanh,", "shallow:4,tanh", "shallow:4", "tiny:", "tiny:x", "tiny:0", "tiny:-1"):
         with pytest.raises(ValueError, match=f"net is '{name}', expected "):
             nets.build(name)
 
 
-FAST = ("tiny", "shallow", "lenet5", "mlp", "softmax")
+FAST = ("tiny", "shallow", "lenet5", "mlp", "softmax", "lenet5:tanh,squared", "mlp:sigmoid", "softmax:squared")
 
 
 @pytest.mark.parametrize("name", FAST)

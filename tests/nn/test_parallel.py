@@ -73,8 +73,7 @@ def by_layer(net, x, images, labels):
     return run(net.layered(images, labels), x, [part.slice for part in net.parts])
 
 
-@pytest.mark.parametrize("gradient", [whole, by_layer])
-@pytest.mark.parametrize("kind", [Net, OnePlan])
+@pytest.mark.parametrize(("kind", "gradient"), [(Net, whole), (Net, by_layer), (OnePlan, whole)])
 def test_threads_may_use_one_net_at_the_same_time(kind, gradient):
     """As the nodes of one host do: each gets the bits that it gets alone."""
     net, random = nets.build("tiny"), np.random.default_rng(0)
@@ -91,6 +90,22 @@ def test_threads_may_use_one_net_at_the_same_time(kind, gradient):
     assert all(same) == (kind is Net)
     if kind is Net:
         assert 1 <= len(net._idle[True]) <= 4  # no more sets of buffers than threads
+
+
+@pytest.mark.parametrize("kind", [Net, OnePlan])
+def test_passes_may_take_turns_in_one_net(kind):
+    net, random = nets.build("tiny"), np.random.default_rng(0)
+    net.__class__ = kind
+    images = random.standard_normal((2, 16, 8, 8, 1)).astype(np.float32)
+    labels, x, parts = random.integers(0, 10, (2, 16)), net.init(0), [part.slice for part in net.parts]
+    alone = [by_layer(net, x, images[k], labels[k]).tobytes() for k in range(2)]
+    passes = [net.layered(images[k], labels[k]) for k in range(2)]
+    for layer, part in enumerate(parts):
+        for each in passes:
+            each.forward(layer, x[part])
+    found = [[each.backward(layer, x[parts[layer]]) for each in passes] for layer in reversed(range(len(parts)))]
+    together = [np.concatenate([row[k] for row in found[::-1]]).tobytes() for k in range(2)]
+    assert (together == alone) == (kind is Net)
 
 
 def test_threads_may_ask_for_shares_of_any_epoch():

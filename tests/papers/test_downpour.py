@@ -1,10 +1,14 @@
 """What is claimed of Downpour SGD (Dean et al., NIPS 2012, section 4.1)."""
 
+from collections import Counter
+from functools import partial
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import refsgd
 from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.server import asp, downpour
 from refsgd.algorithms.server.downpour import Accrued
@@ -12,9 +16,10 @@ from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Node, Send
 from refsgd.experiment.result import final_parameters
-from refsgd.problems import integer_gradients
+from refsgd.problems import Problem, integer_gradients
 from refsgd.runtimes.explorer import explore
-from refsgd.runtimes.simulator import simulate
+from refsgd.runtimes.processes import local as processes
+from refsgd.runtimes.simulator import Deadlock, simulate
 from tests.marks import mostly_slow
 from tests.strategies import machines, seeds
 from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, moments, recorded
@@ -209,3 +214,99 @@ def test_every_schedule_of_two_workers_loses_nothing():
 def test_wrong_options_are_named(momentum, options):
     with pytest.raises(ValueError, match="expected"):
         downpour.downpour(curved(), 4, 1, SGD(0.1, momentum), **options)
+
+
+# -- replicas in stages: section 4.1 with model parallelism -----------------------------------------------------
+
+
+def one_hot(replicas, steps, copies=6):
+    """A gradient that is 1 where the number of the replica and the step says, in each of some copies."""
+    def gradient(x, rank, t):
+        return np.tile(np.eye(replicas * steps, dtype=np.float32)[rank * steps + t], copies)
+
+    return Problem(np.zeros(copies * replicas * steps, np.float32), gradient, lambda x: 0.0)
+
+
+def hold_the_ledger_of_stages(deploy, stages, replicas, servers, steps, machine=RANDOM, seed=0, **periods):
+    """Each stage of each replica pushes its part of every gradient once."""
+    problem = one_hot(replicas, steps)
+    run = simulate(deploy(problem, stages * replicas, steps, SGD(1.0), servers, stages=stages, **periods), machine, seed)
+    assert np.array_equal(final_parameters(run), -np.ones(problem.x0.size))
+    reads = Counter(w for e in run.trace.marks("update") for w, _ in e.values["reads"])
+    assert reads == dict.fromkeys(run.trace.workers, steps * servers)
+    return run
+
+
+@given(machine=machines, seed=seeds, stages=st.integers(2, 3), replicas=st.integers(1, 3),
+       servers=st.integers(1, 3), steps=st.integers(1, 5), **periods)
+@settings(max_examples=25)
+def test_each_stage_of_a_replica_pushes_its_part_of_every_gradient_once(
+        machine, seed, stages, replicas, servers, steps, push_every, fetch_every):
+    hold_the_ledger_of_stages(downpour.downpour, stages, replicas, servers, steps, machine, seed,
+                              push_every=push_every, fetch_every=fetch_every)
+
+
+@pytest.mark.parametrize("right, wrong", [
+    ("own[me.k])", "own[0])"),  # WRONG: all stages talk to the servers of the first
+    ("messages * replicas", "messages * workers"),  # WRONG: the servers wait for every node
+    ("micro_batches(me.rank, t, micro)", "micro_batches(0, t, micro)"),  # WRONG: all replicas take one batch
+])
+def test_stages_with_wrong_servers_or_batches_are_caught(right, wrong):
+    with pytest.raises((AssertionError, Deadlock, ValueError)):
+        hold_the_ledger_of_stages(wrong_deployment(downpour.downpour, right, wrong), 2, 2, 1, 3)
+
+
+@given(machine=machines, seed=seeds, stages=st.integers(2, 3), servers=st.integers(1, 2), micro=st.integers(1, 2))
+@settings(max_examples=15)
+def test_one_replica_in_stages_is_sequential_sgd(machine, seed, stages, servers, micro):
+    problem, sgd = curved(), SGD(0.1, 0.9, 0.01)
+    run = simulate(downpour.downpour(problem, stages, 6, sgd, servers, stages=stages, micro=micro), machine, seed)
+    alone = simulate(sequential.sequential(problem, 1, 6, sgd))
+    assert np.array_equal(final_parameters(run), final_parameters(alone))
+
+
+def test_stages_of_a_replica_may_work_with_versions_of_different_age():
+    """Section 4.1: no parameters of one moment, since each stage fetches by itself."""
+    run = hold_the_ledger_of_stages(downpour.downpour, 2, 3, 1, 8)
+    reads = [[read for e in run.trace.marks("update") for w, read in e.values["reads"] if w == f"stage{k}.0"]
+             for k in range(2)]
+    assert len(reads[0]) == 8 and reads[0] != reads[1]
+
+
+def test_bytes_of_stages_are_a_model_per_push_and_fetch_and_what_crosses_the_cut():
+    problem = one_hot(2, 4)
+    trace = simulate(downpour.downpour(problem, 4, 4, SGD(1.0), 2, stages=2, push_every=2, fetch_every=3)).trace
+    stage, _ = problem.split(2)
+    assert sum(trace.bytes_sent.values()) == 2 * ((3 + 2) * 4 * problem.x0.size + 4 * 2 * 4 * stage.x0.size)
+
+
+def test_every_schedule_of_two_replicas_in_two_stages_loses_nothing():
+    problem = one_hot(2, 1)
+    finals = set()
+    explore(lambda: downpour.downpour(problem, 4, 1, SGD(1.0), stages=2),
+            lambda run: finals.add(final_parameters(run).tobytes()), max_runs=60)
+    assert finals == {(-np.ones(problem.x0.size, np.float32)).tobytes()}
+
+
+def test_stages_end_with_the_same_bits_as_processes():
+    problem = integer_gradients(d=8, workers=2)
+    deploy = partial(downpour.downpour, problem, 4, 3, SGD(0.25), 2, stages=2, fetch_every=9)
+    real = processes.run(deploy, Machine(compute="fixed(0.003)"), 0, transport="shm")
+    assert real.trace.messages == simulate(deploy()).trace.messages
+    assert final_parameters(real).shape == problem.x0.shape
+
+
+@pytest.mark.parametrize("options, message", [
+    ({"stages": 3}, "^stages 3 on 4 workers; expected a divisor of 4"), ({"micro": 2}, "^micro 2 with stages 1; exp"),
+    ({"stages": 2, "layout": "layers"}, "^stages 2 with options of an exchange; expected none"),
+    ({"stages": 2, "on_death": "continue"}, "^on_death continue with downpour, where a stage's parameters"),
+    ({"stages": 2, "micro": 0}, "^micro 0 with stages 2; expected at least 1")])
+def test_what_replicas_in_stages_do_not_take_is_refused_in_one_line(options, message):
+    with pytest.raises(ValueError, match=message):
+        refsgd.run("downpour", steps=1, **options)
+
+
+def test_stages_have_no_formula_and_say_so():
+    assert "stages of a replica" in refsgd.predict("downpour", stages=2).missing["seconds"]
+    found = refsgd.predict("downpour", stages=2, steps=3, kind="simulated", net="shapes:tiny", data="none")
+    assert found["seconds"].value > 0

@@ -107,7 +107,7 @@ def test_pieces_of_a_gradient_and_codecs_have_their_words():
     done = run("bsp", quadratic(3, 2), workers=2, steps=1, layout="layers", overlap="backward")
     why = Why(done.trace, follow(done.trace, done.deploy, 0, len(done.trace.events)))
     said = [why.sentence("worker0", 0, k) for k in range(len(done.trace.events))]
-    assert "worker0 computes the forward pass" in said and "worker0 computes the backward pass of layer 1" in said
+    assert "worker0 computes the forward pass" in said and "worker0 computes the backward pass of layer or batch 1" in said
     codec = CAUSES.index("codec")
     assert any(p < 2 and cause == codec for p, _, _, cause, _ in found.data["waiting"])
 

@@ -7,15 +7,15 @@ def forward(gradient, x, slices):
         gradient.forward(k, x[part])
 
 
-def backward(gradient, slices):
+def backward(gradient, x, slices):
     """The whole gradient, from the copies of its parts as they were handed out."""
-    found = [gradient.backward(k).copy() for k in reversed(range(len(slices)))]
+    found = [gradient.backward(k, x[slices[k]]).copy() for k in reversed(range(len(slices)))]
     return np.concatenate(found[::-1])
 
 
 def run(gradient, x, slices):
     forward(gradient, x, slices)
-    return backward(gradient, slices)
+    return backward(gradient, x, slices)
 
 
 class OneLayerBehind:
@@ -27,5 +27,5 @@ class OneLayerBehind:
     def forward(self, layer, x):
         self.gradient.forward(layer, self.old if layer == self.layer else x)
 
-    def backward(self, layer):
-        return self.gradient.backward(layer)
+    def backward(self, layer, x):
+        return self.gradient.backward(layer, self.old if layer == self.layer else x)

@@ -76,7 +76,8 @@ def test_passes_of_two_workers_take_turns_in_any_order(problem, first):
         if done[w] < n:
             passes[w].forward(done[w], xs[w][parts[done[w]]])
         else:
-            found[w].append(passes[w].backward(2 * n - 1 - done[w]))
+            k = 2 * n - 1 - done[w]
+            found[w].append(passes[w].backward(k, xs[w][parts[k]]))
         done[w] += 1
     for w in (0, 1):
         np.testing.assert_array_equal(np.concatenate(found[w][::-1]), problem.gradient(xs[w], w, w))
@@ -98,7 +99,8 @@ def test_a_shape_only_gradient_comes_in_parts_of_its_layers(problem):
     passed = problem.layers.begin(0, 0)
     forward(passed, problem.x0, problem.layers.parts)
     for k in reversed(range(len(problem.layers.parts))):
-        g, part = passed.backward(k), problem.layers.parts[k]
+        part = problem.layers.parts[k]
+        g = passed.backward(k, problem.x0[part])
         assert isinstance(g, ShapeOnly) and g.size == part.stop - part.start
 
 
@@ -134,7 +136,7 @@ def test_layers_out_of_order_are_refused(steps, message):
     passed = LayerByLayer(3, at_once(parts, lambda x: x))
     with pytest.raises(ValueError, match=message):
         for direction, layer in steps:
-            passed.forward(layer, np.ones(layer + 1)) if direction == "forward" else passed.backward(layer)
+            getattr(passed, direction)(layer, np.ones(layer + 1))
 
 
 def test_numbers_that_are_not_finite_are_named_as_those_of_a_whole_gradient():
@@ -145,7 +147,7 @@ def test_numbers_that_are_not_finite_are_named_as_those_of_a_whole_gradient():
     passed = problem.layers.begin(2, 4)
     forward(passed, x, problem.layers.parts)
     with pytest.raises(FloatingPointError) as layered:
-        backward(passed, problem.layers.parts)
+        backward(passed, x, problem.layers.parts)
     assert str(layered.value) == str(whole.value) and str(whole.value).startswith("worker 2, step 4: net tiny")
 
 

@@ -99,9 +99,10 @@ def test_a_rate_falls_again_and_again():
     ("step(0,0.5)", r"schedule step\(0,0.5\); expected every >= 1 and 0 < factor <= 1"),
     ("step(2,0)", r"step\(2,0.0\); expected every"),
     ("step(2,1.5)", r"step\(2,1.5\); expected every"),
-    ("step(2)", "not understood; expected constant or step"), ("step(a,0.5)", "not understood"),
+    ("step(2)", "not understood; expected constant, cosine, cosine\\(updates\\) or step"), ("step(a,0.5)", "not understood"),
     ("step(2,0.5", "not understood"), ("stop(2,0.5)", "not understood"),
-    ("cosine", "'cosine' not understood; expected constant or step")])
+    ("cosines", "'cosines' not understood; expected constant, cosine"),
+    ("cosine(0)", "schedule cosine\\(0\\); expected at least 1 update")])
 def test_a_schedule_that_is_none_is_named(text, said):
     with pytest.raises(ValueError, match=said):
         parse_schedule(text)

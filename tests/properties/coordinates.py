@@ -29,6 +29,11 @@ def rank_of(node):
 #: Their workers share each gradient, and each holds a part of the parameters: `tests.papers.test_pipeline` holds
 #: them to the same.
 STAGED = ("gpipe", "pipedream")
+#: Their workers hold a part of the parameters each: `tests.papers.test_zero` compares their updates, bit for bit,
+#: with those of all-reduce SGD, which is held to the same.
+SHARDED = ("zero",)
+#: L-BFGS computes each portion of the data again in every step: `tests.papers.test_sandblaster`.
+AGAIN = ("sandblaster",)
 
 
 class Marked:

@@ -114,8 +114,8 @@ def test_more_deaths_than_backups_are_a_deadlock():
 def test_these_are_the_algorithms_that_go_on():
     deployments = {name: deploy(quadratic(workers=3), 3, 1, SGD(0.1)) for name, deploy in CATALOGUE.items()
                    if name != "sequential"}
-    assert {name for name, _ in GO_ON} == {name for name, deployment in deployments.items()
-                                           if survives_workers(deployment)}
+    survivors = {name for name, deployment in deployments.items() if survives_workers(deployment)}
+    assert {name for name, _ in GO_ON} == survivors - {"sandblaster"}  # whose portions its own tests follow
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ import pytest
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment.prepare import has_servers
 from refsgd.trace import Computed
-from tests.properties.coordinates import STAGED, Marked, rank_of
+from tests.properties.coordinates import AGAIN, SHARDED, STAGED, Marked, rank_of
 from tests.wrong import wrong_deployment
 
 STEPS = 4
-CASES = [*[(name, {}) for name in CATALOGUE if name not in STAGED], ("downpour", {"adagrad": True}),
+CASES = [*[(name, {"blocks": 1} if name == "strads" else {}) for name in CATALOGUE
+           if name not in (*STAGED, *SHARDED, *AGAIN)], ("downpour", {"adagrad": True}),
          ("easgd", {"mode": "sync", "period": 2}), ("dpsgd", {"order": "atc"}),
          *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")], ("approximate", {"local": "asp"})]
 #: replicas whose last update is what they return, and workers that return the last model that answered a push

@@ -20,9 +20,9 @@ OPTIONS = [{"staleness": 2, "refresh": refresh} for refresh in ("fresh", "lazy",
 CASES = [*[("ssp", options) for options in OPTIONS], ("dynsgd", {"staleness": 2}),
          ("consgd", {"staleness": 2}), ("dssp", {"lower": 1, "upper": 4}),
          ("downpour", {"push_every": 3, "fetch_every": 2}), ("easgd", {"mode": "sync"}),
-         ("gosgd", {"p": 0.5}), ("softsync", {"splitting": 1}),
+         ("gosgd", {"p": 0.5}), ("softsync", {"splitting": 1}), ("sandblaster", {"history": 0}),
          *[(name, {}) for name in CATALOGUE
-           if name not in ("ssp", "dynsgd", "consgd", "dssp", "downpour", "gosgd", "softsync")]]
+           if name not in ("ssp", "dynsgd", "consgd", "dssp", "downpour", "gosgd", "softsync", "sandblaster")]]
 
 
 def items(value):

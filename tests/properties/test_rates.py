@@ -10,7 +10,7 @@ from refsgd.algorithms.sgd import SGD, parse_schedule
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Marked as MarkEvent
-from tests.properties.coordinates import FREE, HALVING, STAGED, Marked, rank_of
+from tests.properties.coordinates import AGAIN, FREE, HALVING, SHARDED, STAGED, Marked, rank_of
 from tests.wrong import wrong_deployment
 
 
@@ -74,6 +74,7 @@ def share_of_the_clock_so_far(run, rank, t, k):
 #: algorithm, its options, which update's rate a gradient gets, and its weight in that update (3 workers)
 CASES = [
     ("bsp", {}, of_the_server, share),
+    ("strads", {"blocks": 1}, of_the_server, share),
     ("bsp", {"aggregation": "sum"}, of_the_server, whole),
     ("asp", {}, of_the_server, whole),
     *[("ssp", {"staleness": s, "refresh": refresh}, of_the_server, whole) for s in (1, 9)
@@ -131,7 +132,7 @@ def test_a_step_schedule_multiplies_after_each_so_many_updates(every, factor, ra
 
 
 def test_all_algorithms_have_a_rate_here():
-    assert {name for name, *_ in CASES} | set(STAGED) == set(CATALOGUE)
+    assert {name for name, *_ in CASES} | {*STAGED, *SHARDED, *AGAIN} == set(CATALOGUE)
 
 
 @pytest.mark.parametrize(("name", "options", "index", "weight"), CASES)
@@ -142,7 +143,7 @@ def test_each_gradient_is_applied_at_the_rate_of_its_update(name, options, index
 
 #: those whose velocity sees whole gradients, one after the other
 WITH_MOMENTUM = ("sequential", "independent", "bsp", "asp", "ssp", "downpour", "backup-workers", "softsync",
-                 "staleness-aware", "dc-asgd", "dssp", "allreduce")
+                 "staleness-aware", "dc-asgd", "dssp", "allreduce", "strads")
 
 
 def hold_momentum(deploy, options, index, weight):
@@ -251,8 +252,8 @@ def test_a_wrong_velocity_is_caught(name, right, wrong):
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"),
-                         [("gpipe", "self.v, g, t, kind", "self.v, g, 0, kind"),
-                          ("pipedream", "self.v, g, t, kind", "self.v, g, read, kind")])
+                         [("gpipe", "self.step(g, t)", "self.step(g, 0)"),
+                          ("pipedream", "self.step(g, t)", "self.step(g, read)")])
 def test_a_wrong_schedule_of_a_stage_is_caught(name, right, wrong):
     with pytest.raises(AssertionError):
         hold_pipeline_rates(wrong_deployment(CATALOGUE[name], right, wrong))

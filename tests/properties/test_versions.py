@@ -10,12 +10,12 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
 from tests.ledger import with_bodies
-from tests.properties.coordinates import FREE, STAGED, UNEQUAL, Marked, rank_of
+from tests.properties.coordinates import AGAIN, FREE, SHARDED, STAGED, UNEQUAL, Marked, rank_of
 from tests.wrong import wrong_deployment
 
 #: algorithms whose servers apply gradients, with options and the number of servers
 SERVERS = [
-    ("bsp", {}, 1), ("bsp", {"aggregation": "sum"}, 2), ("asp", {}, 1), ("asp", {}, 2),
+    ("strads", {"blocks": 1}, 1), ("bsp", {}, 1), ("bsp", {"aggregation": "sum"}, 2), ("asp", {}, 1), ("asp", {}, 2),
     *[("ssp", {"staleness": s, "refresh": refresh}, servers) for s, servers in ((0, 1), (1, 2), (9, 1))
       for refresh in ("fresh", "lazy", "eager")],
     ("dssp", {"lower": 0, "upper": 2}, 1),
@@ -160,7 +160,7 @@ def test_gradients_of_peers_have_read_what_they_say(name):
 
 
 def test_the_catalogue_is_complete():
-    assert {name for name, *_ in SERVERS} | set(PEERS) | {"hogwild", "easgd", *STAGED} == set(CATALOGUE)
+    assert {name for name, *_ in SERVERS} | set(PEERS) | {"hogwild", "easgd", *STAGED, *SHARDED, *AGAIN} == set(CATALOGUE)
 
 
 #: options without which an algorithm would not run here; SSP's own worker is that of a cache
@@ -176,7 +176,7 @@ def hold_clocks(deploy, **options):
         assert computed and [e.values["t"] for e in run.trace.marks("clock") if e.node == node] == computed
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in STAGED])
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in (*STAGED, *AGAIN)])
 def test_clocks_are_those_of_the_gradients(name):
     hold_clocks(CATALOGUE[name], **CLOCKS.get(name, {}))
 

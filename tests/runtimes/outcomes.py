@@ -12,11 +12,11 @@ Outcome = Literal["ends", "refused", "continues", "same bits"]
 #: same parameters
 
 #: Algorithms in which some node waits for every worker.
-WAITS = ("bsp", "allreduce", "dgc", "local-sgd", "post-local", "diloco", "dpsgd", "sgp")
+WAITS = ("bsp", "allreduce", "dgc", "local-sgd", "post-local", "diloco", "dpsgd", "sgp", "strads")
 #: Algorithms whose workers are the only ones that hold a part of the parameters.
-STAGED = ("gpipe", "pipedream")
+STAGED = ("gpipe", "pipedream", "zero")
 #: Algorithms whose parameters do not depend on how long anything takes.
-TIMELESS = (*WAITS, *STAGED, "sequential", "independent")
+TIMELESS = (*WAITS, *STAGED, "sequential", "independent", "sandblaster")
 
 #: State that is lost with a worker when the others continue.
 LOST = {
@@ -38,6 +38,7 @@ LOST = {
     "pair-averaging": "its replica; a peer that asked it skips that average",
     "independent": "its replica",
     "hogwild": "what it has not added yet",
+    "sandblaster": "nothing: others compute its portions",
 }
 
 
@@ -51,6 +52,8 @@ def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> 
     """
     alone = algorithm == "sequential"
     if algorithm in STAGED and on_death != "stop":
+        return "refused"
+    if algorithm == "sandblaster" and on_death in ("shrink", "restart"):
         return "refused"
     if (on_death == "continue" and algorithm in WAITS) or (on_death == "shrink" and alone):
         return "refused"

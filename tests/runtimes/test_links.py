@@ -170,7 +170,7 @@ class Unlocked(GroupLinks):
 
     def serve(self, link, head, seconds):
         start = max(head, self.times()[0])
-        time.sleep(0)
+        time.sleep(1e-4)  # all of them are between the two at times, on a busy machine too
         self.times()[0] = start + seconds
         return start
 

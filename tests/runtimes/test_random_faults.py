@@ -81,7 +81,7 @@ def unplanned(rng, seed, name, transport):
     if kind == "exception":
         rank, step = rng.randrange(len(ranks)), rng.randrange(20)
         problem = endless.problem
-        endless = replace(endless, problem=replace(problem, gradient=Failing(problem.gradient, rank, step)))
+        endless = replace(endless, problem=replace(problem, gradient=Failing(problem.gradient, rank, step), layers=None))
         victim, blow = ranks[rank], Blow(ranks[rank], signal.SIGKILL, 60)
         began, told = time.monotonic(), None
     else:

@@ -34,7 +34,7 @@ machines = st.builds(
 
 def batch_of(name, n, b):
     """b examples for each worker, or for all stages together, which are equal."""
-    return {"batch": [b] + [0] * (n - 1), "pipeline": Pipeline((1 / n,) * n, (4000.0,) * (n - 1), True, (b,))
+    return {"batch": [b] + [0] * (n - 1), "pipeline": Pipeline((1 / n,) * n, (4000.0,) * (n - 1), True, ((b,),))
             } if name in STAGED else {"batch": b}
 
 
@@ -285,7 +285,8 @@ def test_simulated_on_request(capsys):
     told = {"data": "none", "net": "shapes:1000", "workers": 4, "steps": 40,
             "machine": Machine(compute="exponential(0.02)")}
     seen, known = refsgd.predict("bsp", kind="simulated", **told), refsgd.predict("bsp", **told)
-    assert set(seen) == set(FIGURES) and {p.kind for p in seen.values()} == {"simulated"}
+    assert set(seen) == {*FIGURES, "memory_worker", "memory_server"}
+    assert {seen[name].kind for name in FIGURES} == {"simulated"}
     assert abs(seen["seconds"].value - known["seconds"].value) <= 6 * seen["seconds"].error
     assert seen["bytes_sent"].value == known["bytes_sent"].value and not seen["bytes_sent"].error
     assert refsgd.predict("dgc", kind="simulated", **{**told, "data": "quadratic", "net": None})["updates"].value == 40

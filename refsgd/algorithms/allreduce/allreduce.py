@@ -35,18 +35,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
 
 from refsgd.algorithms import exchange
-from refsgd.algorithms.allreduce.mean import Peers, Reduce, by_bucket, communicate
+from refsgd.algorithms.allreduce.mean import Collective, Peers, Reduce, by_bucket, communicate, reduction
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy, peers
 from refsgd.algorithms.sgd import SGD
-from refsgd.collectives import ALLREDUCE, hierarchical_allreduce, torus_allreduce
+from refsgd.collectives import hierarchical_allreduce, rings_allreduce, torus_allreduce
 from refsgd.effects import Array, Compute, Deployment, Mark, Program
-
-Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root",
-                     "pscpu", "hierarchical", "torus"]
 
 
 def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int,
@@ -81,7 +77,7 @@ def seats(workers: int, hosts: Sequence[int] | None, group: int | None) -> tuple
 
 
 def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Sequence[int] | None = None, *,
-              collective: Collective = "ring", group: int | None = None,
+              collective: Collective = "ring", rings: int | None = None, group: int | None = None,
               columns: int | None = None) -> Deployment:
     """Deploy AR-SGD.
 
@@ -93,6 +89,8 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         Host of each worker, on a machine that has hosts.
     collective : str
         How gradients are summed: a key of `refsgd.collectives.ALLREDUCE`.
+    rings : int, optional
+        Of `rings`: how many work at once, each on its share of the vector, at least 1; 2 by default.
     group : int, optional
         Of `hierarchical`: consecutive workers that hand their gradients to a leader, at least 1; by default
         the workers of a host, on a machine without hosts the larger of two factors of n.
@@ -103,17 +101,18 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
     --------
     refsgd.theory.phenomena.collectives : the time of each collective.
     """
-    if collective not in ALLREDUCE:
-        raise ValueError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}")
-    for option, value, owner in (("group", group, "hierarchical"), ("columns", columns, "torus")):
+    reduce = reduction(collective)
+    for option, value, owner in (("rings", rings, "rings"), ("group", group, "hierarchical"),
+                                 ("columns", columns, "torus")):
         if value is not None and collective != owner:
             raise ValueError(f"{option} {value} with collective {collective}; expected collective {owner}")
         if value is not None and (value < 1 or (owner == "torus" and workers % value)):
             raise ValueError(f"{option} {value}; expected "
                              + (f"a divisor of {workers}" if owner == "torus" else "at least 1"))
-    reduce: Reduce = ALLREDUCE[collective]
     if collective == "torus":
         reduce = partial(torus_allreduce, columns=columns)
+    elif collective == "rings":
+        reduce = partial(rings_allreduce, count=2 if rings is None else rings)
     elif collective == "hierarchical":
         order, size = seats(workers, hosts, group)
 

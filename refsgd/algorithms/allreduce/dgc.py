@@ -27,7 +27,7 @@ What differs from the paper
 This is all-reduce with the codec ``dgc`` and one mask for the whole vector.  The codec also has the paper's
 mask for each array, gradient clipping, Nesterov momentum and warm-up of the sparsity (`codecs.DGC`).  k is
 exact, by default 1 % where the paper ends at 0.1 %, on smaller nets; the paper estimates a threshold from a
-sample.  Each gradient is weighed by its images before it is accumulated, so unequal shares add up to the mean
+sample.  Each gradient is weighted by its images before it is accumulated: unequal shares add up to the mean
 of all images.  Weight decay is part of the gradient, so it is compressed too.
 
 References

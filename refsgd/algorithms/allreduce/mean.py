@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,19 @@ from refsgd.algorithms.exchange import by_layer, section
 from refsgd.algorithms.parts import Objective, rotate
 from refsgd.algorithms.replica import Replica
 from refsgd.algorithms.sgd import weights
+from refsgd.collectives import ALLREDUCE
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
+Collective = Literal["ring", "rings", "recursive-doubling", "halving-doubling", "tree", "double-tree", "root",
+                     "pscpu", "hierarchical", "torus"]
 Reduce = Callable[[int, Sequence[str], Array], Program[Array]]  #: a collective: (rank, group, x) -> the sum
+
+
+def reduction(collective: str) -> Reduce:
+    """The collective of that name."""
+    if collective not in ALLREDUCE:
+        raise ValueError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}")
+    return ALLREDUCE[collective]
 
 
 class Coded(NamedTuple):

@@ -14,8 +14,8 @@ the schedule
 
 What differs from the paper
 ---------------------------
-Their inner optimiser is AdamW with H of about 500; here it is the SGD of all algorithms, and H is small by
-default because our runs are short.  Moves are weighted by images; algorithm 1 takes the plain mean.  Every
+Their inner optimiser is AdamW with H of about 500; here it is the run's rule, SGD by default, and H is small
+because our runs are short.  Moves are weighted by images; algorithm 1 takes the plain mean.  Every
 peer computes the outer step itself, with the same bits.  A last round shorter than H is averaged as well.
 
 References
@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period, mean_move
 from refsgd.algorithms.parts import Objective
@@ -48,7 +50,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
          outer_momentum: float) -> Program[Array]:
     """Step alone; after every `period` steps, and the last, take the outer step; returns the parameters."""
     n, start, since = len(names), replica.x, 0
-    u = replica.sgd.start(start)
+    u = np.zeros_like(start)
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
         yield from replica.apply(g, t)  # InnerOpt

@@ -8,62 +8,124 @@ micro-batches and waits for all of them before one synchronous update::
     each step, stage k:
         for each micro-batch:              a from the left; forward(x, a) to the right
         for each micro-batch, last first:  d from the right; its gradient by a to the left; g += that by x
+        g = mean over the replicas of stage k
         x = update(x, g)
+
+With ``passes="1f1b"`` (PipeDream-flush) a stage goes back as soon as it can, the first micro-batch first,
+and keeps the activations of at most K - k of them; the bubble is the same.  With ``chunks=v`` node k has v
+stages, k, K + k, ..., and 1/v of the bubble, for v times as many messages.
+
+With fewer stages than workers there are several replicas of the net, each with its own share of the data:
+data and model parallelism together.  The replicas of a stage average their gradients by a collective.
 
 Quick facts
 -----------
-synchronous: yes | deterministic: yes | centralised: no | roles: K stages | messages: one each way per cut and
-micro-batch | bytes: twice a cut's activations | idle: (K - 1)/(m + K - 1) for equal stages | staleness: 0 |
-clock gap: 0 | momentum: at each stage | aggregation: sum over micro-batches of their parts of the mean |
-in flight: m
+synchronous: yes | deterministic: yes | centralised: no | roles: n replicas of K stages | messages: one each
+way per cut and micro-batch; for n > 1 those of the collective | bytes: twice a cut's activations; for n > 1 a
+stage of M_k bytes sends 2 (n - 1)/n M_k more | idle: (K - 1)/(v m + K - 1) for equal stages | staleness: 0 |
+clock gap: 0 | momentum: at each stage | aggregation: sum over micro-batches of their parts of the mean, then
+mean over the images of all replicas | in flight: m; K - k with 1f1b
 
-With any K and m it takes the steps of sequential SGD with the same batch, to float32 rounding; batch norm and
-dropout see each micro-batch by itself.
+With any n, K and m it takes the steps of sequential SGD with the batches of all replicas together, to float32
+rounding; batch norm and dropout see each micro-batch by itself.  With K = m = 1 it has the bits of
+all-reduce.  1f1b adds gradients in another order than fill-drain: for m > 2 the bits differ.
 
-What differs from the paper
----------------------------
-Activations are kept, not recomputed.  Nets are cut between the layers of their list, so that a residual block
-or an Inception module is in one stage.
+What differs from the papers
+----------------------------
+Activations are kept, not recomputed.  Nets are cut between the layers of their list, so that a residual
+block or an Inception module is in one stage.  With chunks, m need not be a multiple of K: micro-batches pass
+through the chunks in groups of K or a few more.
 
 References
 ----------
 Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", NeurIPS 2019
 (arXiv:1811.06965), section 2.2: micro-batches and the synchronous update; section 2.3: the bubble.
+Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021
+(arXiv:2104.04473), section 2.2: 1F1B with flushes, and interleaved stages.
 """
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
+import numpy as np
+
+from refsgd.algorithms.allreduce.mean import Collective
 from refsgd.algorithms.pipeline.stages import Divisible, Held, Worker, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program
 
+Passes = Literal["fill-drain", "1f1b"]
 
-def train(me: Worker, steps: int, micro: int) -> Program[Held]:
-    """Section 2.2: all forward, all backward, one update."""
+
+def ordered(passes: Passes, m: int, k: int, depth: int, chunks: int) -> list[tuple[bool, int, int]]:
+    """The passes of node k in order: whether it is a forward pass, its chunk, its micro-batch.
+
+    >>> [("FB"[not forward], j) for forward, _, j in ordered("1f1b", 3, 0, 2, 1)]
+    [('F', 0), ('F', 1), ('B', 0), ('F', 2), ('B', 1), ('B', 2)]
+    """
+    many = max(1, m // depth)  # groups that go through one chunk after the other
+    groups = [range(m * i // many, m * (i + 1) // many) for i in range(many)]
+    there = [(chunk, j) for group in groups for chunk in range(chunks) for j in group]
+    if passes == "fill-drain":
+        back, ahead = there[::-1], len(there)
+    else:
+        back = [(chunks - 1 - chunk, j) for chunk, j in there]
+        ahead = depth - k if chunks == 1 else 2 * (depth - k) - 1 + (chunks - 1) * len(groups[-1])
+    order, begun = list[tuple[bool, int, int]](), 0
+    for done, (chunk, j) in enumerate(back):
+        most = max(begun, min(done + ahead, len(there)))  # until so many are in flight
+        order += [*((True, *forward) for forward in there[begun:most]), (False, chunk, j)]
+        begun = most
+    return order
+
+
+def gradient(me: Worker, x: Array, t: int, micro: int, passes: Passes) -> Program[Array]:
+    """Section 2.2: the passes of all micro-batches of a batch through a node's stages; their gradient."""
+    chunks, parts = len(me.stages), me.stages[0].micro_batches(me.rank, t, micro)
+    order = ordered(passes, len(parts), me.k, len(me.names), chunks)
+    kept, total = dict[tuple[int, int], Any](), dict[int, Array]()
+    for i, (forward, chunk, j) in enumerate(order):
+        if forward:
+            kept[chunk, j] = yield from me.forward(x, parts[j], j, chunk, first=i == 0)
+        else:
+            g = yield from me.backward(x, parts[j], kept.pop((chunk, j)), j, chunk, last=i == len(order) - 1)
+            total[chunk] = total[chunk] + g if chunk in total else g
+    return total[0] if chunks == 1 else np.concatenate([total[chunk] for chunk in range(chunks)])
+
+
+def train(me: Worker, steps: int, micro: int, passes: Passes) -> Program[Held]:
+    """A gradient of the whole batch, one update."""
     for t in range(steps):
-        parts, kept, total = me.stage.micro_batches(0, t, micro), [], list[Array]()
-        for j, rows in enumerate(parts):
-            kept.append((yield from me.forward(me.x, rows, j)))
-        for j in reversed(range(len(parts))):
-            g = yield from me.backward(me.x, parts[j], kept.pop(), j)
-            total = [total[0] + g if total else g]
-        yield from me.update(total[0], t, read=t)
+        g = yield from gradient(me, me.x, t, micro, passes)
+        yield from me.update(g, t, read=t)
     return me.held
 
 
 def gpipe(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int | None = None,
-          micro: int = 4, cut: str = "balance") -> Deployment:
-    """Deploy GPipe: each node has a stage.
+          micro: int = 4, cut: str = "balance", passes: Passes = "fill-drain", chunks: int = 1,
+          collective: Collective = "ring") -> Deployment:
+    """Deploy GPipe: each node has a stage, or several.
 
     Parameters
     ----------
-    problem, workers, sgd, stages, cut
+    problem, workers, sgd, stages, cut, collective
         As for `refsgd.algorithms.pipeline.stages.deploy`.
     steps : int
         Batches.
     micro : int
         Most micro-batches of a batch; none is empty.  1: plain model parallelism.
+    passes : {"fill-drain", "1f1b"}
+        The order of a node's passes.
+    chunks : int
+        v: stages on each node.
     """
     if micro < 1:
         raise ValueError(f"micro {micro}; expected at least 1 micro-batch")
-    return deploy(problem, workers, sgd, stages, cut, lambda me: train(me, steps, micro))
+    if passes not in ("fill-drain", "1f1b"):
+        raise ValueError(f"passes {passes!r}; expected fill-drain or 1f1b")
+    if chunks < 1 or (chunks > 1 and 1 in (workers, stages)):
+        raise ValueError(f"chunks {chunks} with {workers if stages is None else stages} stages; expected at "
+                         "least 1, and no more than 1 unless several nodes take turns")
+    return deploy(problem, workers, sgd, stages, cut, collective,
+                  lambda me: train(me, steps, micro, passes), chunks)

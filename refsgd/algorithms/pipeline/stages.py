@@ -1,11 +1,17 @@
-"""Stages of a pipeline: messages between neighbours, one pass in each direction, the update."""
+"""Stages of a pipeline: messages between neighbours, one pass in each direction, the mean over replicas, the
+update."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from refsgd.algorithms.allreduce.mean import Collective, Peers, Reduce, reduction
+from refsgd.algorithms.replica import Replica
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Piece, Program, Recv, Send
 
@@ -31,62 +37,80 @@ class Gradients(NamedTuple):
 
 
 class Held(NamedTuple):
-    """The result of a stage: its parameters, which are one part of the model's."""
+    """The result of a node: the parameters of its stages."""
 
     part: int
-    x: Array
+    x: Array | tuple[Array, ...]
 
 
 @dataclass
-class Worker:
-    """Stage k on its node: its parameters with the state of the update rule, and the names of all stages."""
+class Worker(Replica):
+    """A node of one replica: the parameters of its stages, one behind the other, with the state of the update
+    rule, the names of the replica's nodes, and those of the same stages in all replicas, which average their
+    gradients.  Of K nodes, node k has stages k, K + k, 2 K + k, ...: its chunks."""
 
     k: int
+    stages: Sequence[Any]
     names: Sequence[str]
-    stage: Any
-    sgd: SGD
+    group: Sequence[str]
+    reduce: Reduce
 
     def __post_init__(self) -> None:
-        self.x: Array = self.stage.x0
-        self.v = self.sgd.start(self.x)
+        super().__post_init__()
+        ends = list(accumulate((stage.x0.size for stage in self.stages), initial=0))
+        self.places = [slice(a, b) for a, b in pairwise(ends)]
+        self.same = Peers(self, self.group, self.stages[0], self.reduce, slice(0, self.x.size))
 
     @property
     def held(self) -> Held:
         """What the program returns."""
-        return Held(self.k, self.x)
+        parts = tuple(self.x[place] for place in self.places)
+        return Held(self.k, parts if len(parts) > 1 else self.x)
 
-    def forward(self, x: Array, rows: Any, j: int = 0) -> Program[Any]:
-        """These examples through the stage at x; micro-batch j.  Returns what `backward` needs."""
-        a = None
-        if self.k > 0:
-            _, (a,) = yield Recv(Activations, src=self.names[self.k - 1])
-        piece = Piece("forward", j, self.stage.share * rows.share / 3)
-        out, kept = yield Compute(self.stage.forward, x, rows, a, piece=piece)
-        if self.k < len(self.names) - 1:
-            yield Send(self.names[self.k + 1], Activations(out))
+    def _beside(self, chunk: int, step: int) -> str | None:
+        """The node of the stage before a chunk's stage, or after it; None at the ends of the net."""
+        depth = len(self.names)
+        stage = chunk * depth + self.k + step
+        return self.names[stage % depth] if 0 <= stage < depth * len(self.stages) else None
+
+    def forward(self, x: Array, rows: Any, j: int = 0, chunk: int = 0, first: bool = False) -> Program[Any]:
+        """These examples, micro-batch j, through a stage at x.  Returns what `backward` needs."""
+        stage, a = self.stages[chunk], None
+        if left := self._beside(chunk, -1):
+            _, (a,) = yield Recv(Activations, src=left)
+        piece = Piece("forward", j, stage.share * rows.share / 3, first)
+        out, kept = yield Compute(stage.forward, x[self.places[chunk]], rows, a, piece=piece)
+        if right := self._beside(chunk, 1):
+            yield Send(right, Activations(out))
         return kept
 
-    def backward(self, x: Array, rows: Any, kept: Any, j: int = 0) -> Program[Array]:
+    def backward(self, x: Array, rows: Any, kept: Any, j: int = 0, chunk: int = 0,
+                 last: bool = False) -> Program[Array]:
         """The gradient of the stage's parameters at x, of these examples' part of the mean loss."""
-        d = None
-        if self.k < len(self.names) - 1:
-            _, (d,) = yield Recv(Gradients, src=self.names[self.k + 1])
-        piece = Piece("backward", j, self.stage.share * rows.share * 2 / 3)
-        g, d = yield Compute(self.stage.backward, x, rows, kept, d, piece=piece)
-        if self.k > 0:
-            yield Send(self.names[self.k - 1], Gradients(d))
+        stage, d = self.stages[chunk], None
+        if right := self._beside(chunk, 1):
+            _, (d,) = yield Recv(Gradients, src=right)
+        piece = Piece("backward", j, stage.share * rows.share * 2 / 3, last=last)
+        g, d = yield Compute(stage.backward, x[self.places[chunk]], rows, kept, d, piece=piece)
+        if left := self._beside(chunk, -1):
+            yield Send(left, Gradients(d))
         return g  # type: ignore[no-any-return]
 
     def update(self, g: Array, t: int, read: int) -> Program[None]:
-        """Update t, with a gradient at version `read`; reported to observers."""
-        self.x, self.v = yield Compute(self.sgd.step, self.x, self.v, g, t, kind="update")
-        yield Mark("update", part=self.k, version=t, reads=((self.names[self.k], read),), t=t, x=self.x)
+        """Update t, with the mean of all replicas' gradients at version `read`; reported to observers."""
+        if len(self.group) > 1:
+            g = yield from self.same.mean(g, t)
+        yield from self.step(g, t)
+        yield Mark("update", part=self.k, version=t, reads=((self.names[self.k], read),), t=t,
+                   x=self.held.x)
         yield Mark("clock", t=t)
 
 
-def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: str,
-           program: Callable[[Worker], Program[Held]]) -> Deployment:
-    """A deployment of stages, one on each node.
+def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: str, collective: Collective,
+           program: Callable[[Worker], Program[Any]], chunks: int = 1) -> Deployment:
+    """A deployment of stages, one or more on each node, in one replica or several.
+
+    Ranks go through the replicas of the first stage, then through those of the second.
 
     Parameters
     ----------
@@ -96,17 +120,29 @@ def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: 
     sgd : SGD
         The update rule of each stage.
     stages : int or None
-        K, by default one for each node; pipelines beside each other are not deployed yet.
+        K, the nodes of a replica, a divisor of their number, by default all: then there is one replica.
     cut : str
         Where the problem is cut, see `refsgd.problems.chain.Chain.cut`.
+    collective : str
+        How the replicas of a stage sum their gradients: a key of `refsgd.collectives.ALLREDUCE`.
     program : callable
-        The main program of a stage.
+        The main program of a node.
+    chunks : int
+        Stages on each node.
     """
     if workers < 1:
         raise ValueError(f"workers {workers}; expected at least 1")
-    if stages not in (None, workers):
-        raise ValueError(f"stages {stages} on {workers} workers; expected one stage on each worker, stages "
-                         f"{workers}: a pipeline has no replicas yet")
-    names = [f"stage{k}" for k in range(workers)]
-    return {name: Node(program(Worker(k, names, stage, sgd)), rank=k)
-            for k, (name, stage) in enumerate(zip(names, problem.split(workers, cut), strict=True))}
+    depth = workers if stages is None else stages
+    if depth < 1 or workers % depth:
+        raise ValueError(f"stages {stages} on {workers} workers; expected a divisor of {workers}: each "
+                         "worker holds one stage of a replica, and replicas are alike")
+    replicas, reduce, nodes = workers // depth, reduction(collective), {}
+    names = [[f"stage{k}" + f".{r}" * (replicas > 1) for k in range(depth)] for r in range(replicas)]
+    split = problem.split(depth * chunks, cut)
+    for r, own in enumerate(names):
+        for k, name in enumerate(own):
+            held = split[k::depth]
+            x = np.concatenate([stage.x0 for stage in held]) if chunks > 1 else held[0].x0
+            worker = Worker(r, x, sgd, k, held, own, [each[k] for each in names], reduce)
+            nodes[name] = Node(program(worker), rank=k * replicas + r)
+    return nodes

@@ -1,7 +1,7 @@
-"""The choice of a block of coordinates that `schedules` updates together.
+"""The choice of blocks of coordinates that `strads` updates together.
 
-A coordinate that still moves is drawn more often.  A coordinate that is correlated with another one in the
-block is left out, because both would correct the same error in full.
+A block that still moves is drawn more often.  A block that is correlated with another one is left out,
+because both would correct the same error in full.
 
 References
 ----------
@@ -17,49 +17,72 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.effects import Choose, Program
+from refsgd.effects import Array, Choose, Program
 
-Policy = Literal["round-robin", "random", "priority"]
+Policy = Literal["fixed", "dependency-aware", "prioritised"]
 Matrix = npt.NDArray[np.float64]
 
 
-def schedule(t: int, change: Matrix, gram: Matrix, policy: Policy, width: int, rho: float,
+def schedule(t: int, change: Matrix, conflicts: Matrix, policy: Policy, width: int, rho: float,
              eps: float) -> Program[list[int]]:
-    """The block of step t: the next coordinates, or drawn ones without those that conflict."""
-    d, drawn = len(gram), list[int]()
-    if policy == "round-robin":
-        return round_robin(t, d, width)
-    p = np.array(chances(change if policy == "priority" else 0 * change, eps))
+    """The blocks of step t: the next ones, or drawn ones without those that conflict."""
+    count, drawn = len(conflicts), list[int]()
+    if policy == "fixed":
+        return round_robin(t, count, width)
+    p = np.array(chances(change if policy == "prioritised" else 0 * change, eps))
     while len(drawn) < width:
-        left = [j for j in range(d) if j not in drawn]
+        left = [k for k in range(count) if k not in drawn]
         drawn.append((yield Choose(left, [float(c) for c in p[left] / p[left].sum()])))
-    return independent(drawn, gram, rho)
+    return independent(drawn, conflicts, rho)
 
 
-def round_robin(t: int, d: int, width: int) -> list[int]:
-    """Block t mod B of the B = ceil(d / width) blocks: each coordinate once in a sweep of B steps."""
-    first = width * (t % -(-d // width))
-    return list(range(first, min(first + width, d)))
+def round_robin(t: int, count: int, width: int) -> list[int]:
+    """Blocks from number width (t mod B) on, of B = ceil(count / width) turns: each block once in B steps."""
+    first = width * (t % -(-count // width))
+    return list(range(first, min(first + width, count)))
 
 
 def chances(change: Matrix, eps: float) -> list[float]:
-    """Probability of each coordinate, proportional to |last change| + eps; (d,)."""
+    """Probability of each block, proportional to its largest |last change| + eps."""
     weight = np.abs(change) + eps
     return [float(p) for p in weight / weight.sum()]
 
 
-def independent(candidates: Sequence[int], gram: Matrix, rho: float) -> list[int]:
-    """Those candidates, in order, that conflict with none kept before: |a_j . a_k| < rho."""
+def independent(candidates: Sequence[int], conflicts: Matrix, rho: float) -> list[int]:
+    """Those candidates, in order, that conflict with none kept before: correlations below rho."""
     kept: list[int] = []
     for j in candidates:
-        if all(abs(gram[j, k]) < rho for k in kept):
+        if all(abs(conflicts[j, k]) < rho for k in kept):
             kept.append(j)
     return kept
 
 
-def check(policy: Policy, width: int, rho: float, eps: float, d: int) -> None:
+def between(correlation: Matrix, cut: Sequence[slice]) -> Matrix:
+    """The largest absolute correlation between the coordinates of each two blocks, (B, B)."""
+    starts = [part.start for part in cut]
+    return np.asarray(np.maximum.reduceat(np.maximum.reduceat(np.abs(correlation), starts, 0), starts, 1))
+
+
+def take(x: Array, parts: Sequence[slice]) -> Array:
+    """The entries of these parts, one after another."""
+    return np.concatenate([x[part] for part in parts])
+
+
+def put(x: Array, parts: Sequence[slice], values: Array) -> Array:
+    """A copy of x with these entries in these parts."""
+    x, at = x.copy(), 0
+    for part in parts:
+        x[part] = values[at:at + part.stop - part.start]
+        at += part.stop - part.start
+    return x
+
+
+def check(policy: Policy, count: int, width: int, rho: float, eps: float, d: int) -> None:
     """Raise ValueError if an option is invalid for d coordinates."""
-    if policy not in ("round-robin", "random", "priority"):
-        raise ValueError(f"policy {policy!r}; expected round-robin, random or priority")
-    if not (1 <= width <= d and rho >= 0 and eps > 0):
-        raise ValueError(f"width {width}, rho {rho}, eps {eps}; expected width in 1..{d}, rho >= 0, eps > 0")
+    if policy not in ("fixed", "dependency-aware", "prioritised"):
+        raise ValueError(f"policy {policy!r}; expected fixed, dependency-aware or prioritised")
+    if not 1 <= count <= d:
+        raise ValueError(f"blocks {count}; expected 1 to {d}, the number of parameters")
+    if not (1 <= width <= count and rho >= 0 and eps > 0):
+        raise ValueError(f"width {width}, rho {rho}, eps {eps}; expected width in 1..{count}, rho >= 0, "
+                         "eps > 0")

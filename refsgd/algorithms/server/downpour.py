@@ -14,6 +14,10 @@ updates if push_every = 1, f = fetch_every and messages take no time | clock gap
 the server | aggregation: sum of a window's gradients, each push applied alone | deterministic: given the
 order of arrival
 
+A replica of the model may be divided itself, into K stages on as many nodes (section 4.1): each stage
+accumulates, pushes and fetches its own parameters, at servers that hold only them, so that the stages of a
+replica may have different versions.  They compute as in `gpipe`.
+
 Unequal batches: each push counts alike, however many examples it is the mean of, as in the paper.
 
 What differs from the paper
@@ -22,7 +26,8 @@ A worker waits for its fetch, whereas the paper's fetch may overlap with computi
 fetch_every = 1 is ASP if messages take no time (otherwise another push can come between a push and its
 fetch). The paper's loop is endless; here the last iteration pushes the rest, so no gradient is lost.  AdaGrad
 does not change an entry while its squares are 0.  Local steps are plain -lr g, without momentum or weight
-decay.  A replica is one worker, not several machines, and there is no warm start with a single one.
+decay.  There is no warm start with a single replica.  A divided replica is cut between
+layers only, not within them.
 
 References
 ----------
@@ -32,15 +37,19 @@ Duchi, Hazan and Singer, "Adaptive subgradient methods", JMLR 12, 2011: the rule
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy
+from refsgd.algorithms.exchange import PLAIN, equal, of
+from refsgd.algorithms.parts import Fetch, Model, Servers, Shard, deploy, names
+from refsgd.algorithms.pipeline.gpipe import gradient
+from refsgd.algorithms.pipeline.stages import Worker as Stage
+from refsgd.algorithms.pipeline.stages import deploy as pipeline
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Mark, Program, RunEnded, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, RunEnded, Send
 
 
 class Accrued(NamedTuple):
@@ -50,11 +59,15 @@ class Accrued(NamedTuple):
     versions: tuple[int, ...]  # of the part at which each of them was computed
 
 
-def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, steps: int, sgd: SGD,
-           push_every: int, fetch_every: int, rotated: bool) -> Program[Array]:
-    """The client of the appendix: accumulate gradients and step locally; returns the local copy, (d,)."""
-    x = problem.x0
-    there = Servers(servers, problem, rank if rotated else 0)
+def worker(rank: int, workers: int, servers: Sequence[str], problem: Any, steps: int, sgd: SGD,
+           push_every: int, fetch_every: int, rotated: bool,
+           divided: Callable[[Array, int], Program[Array]] | None = None) -> Program[Array]:
+    """The client of the appendix: accumulate gradients and step locally; returns the local copy, (d,).
+
+    With `divided`, which computes its gradients, it is one of a replica's stages, and `problem` that stage.
+    """
+    x: Array = problem.x0
+    there = Servers(servers, problem, rank if rotated else 0, divided)
     accrued, reads = np.zeros_like(x), list[dict[str, int]]()
 
     def window(s: str, g: Array) -> Accrued:
@@ -68,7 +81,7 @@ def worker(rank: int, workers: int, servers: Sequence[str], problem: Objective, 
             g = yield from there.gradient(x, rank, t, window, accrued)  # pushes accrued + g
             accrued, reads = np.zeros_like(x), []
         else:
-            g = yield Compute(problem.gradient, x, rank, t)
+            g = yield from there.compute(x, rank, t)
             accrued = accrued + g
         # g is in push ceil(t / push_every); all workers' earlier pushes are updates
         x = x - sgd.rate(workers * -(-t // push_every)) * g
@@ -104,9 +117,26 @@ def adagrad_step(sgd: SGD, x: Array, squares: Array, a: Array, t: int) -> tuple[
     return x - sgd.rate(t) * a / root, squares
 
 
-def downpour(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
+def _divided(problem: Any, workers: int, sgd: SGD, servers: int, stages: int,
+             server: Callable[[Shard, int], Program[Array]],
+             client: Callable[[Stage, int, list[str]], Program[Array]]) -> Deployment:
+    """Replicas in stages, each of which has a part on every server: `server` makes the program of a shard and
+    so many replicas, `client` that of a stage, so many replicas and the servers of its parts."""
+    names(workers, servers)  # refuses a run without one or the other
+    replicas = workers // max(stages, 1)
+    own = [[f"server{s}.part{k * servers + s}" for s in range(servers)] for k in range(stages)]
+    nodes = dict(pipeline(problem, workers, sgd, stages, "balance", "ring",
+                          lambda me: client(me, replicas, own[me.k])))
+    for k, stage in enumerate(problem.split(stages)):
+        for s, part in enumerate(equal(stage.x0.size, servers)):
+            shard = Shard(k * servers + s, stage.x0[part], sgd)
+            nodes[own[k][s]] = Node(server(shard, replicas), role="server", rank=s)
+    return nodes
+
+
+def downpour(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1,
              rotated: bool = False, *, push_every: int = 1, fetch_every: int = 1,
-             adagrad: bool = False) -> Deployment:
+             adagrad: bool = False, stages: int = 1, micro: int = 1) -> Deployment:
     """Deploy Downpour SGD.
 
     Parameters
@@ -117,12 +147,27 @@ def downpour(problem: Objective, workers: int, steps: int, sgd: SGD, servers: in
         Iterations between two pushes and between two fetches, at least 1.
     adagrad : bool
         Rates per parameter at the servers; not allowed with momentum.
+    stages : int
+        K, the nodes of a replica of the model, a divisor of the number of workers.
+    micro : int
+        Most micro-batches into which a divided replica splits a batch.
     """
     if push_every < 1 or fetch_every < 1:
         raise ValueError(f"push_every {push_every}, fetch_every {fetch_every}; expected at least 1 iteration")
     if adagrad and sgd.momentum:
         raise ValueError(f"momentum {sgd.momentum} with adagrad; expected 0")
+    if micro < 1 or (micro > 1 and stages == 1):
+        raise ValueError(f"micro {micro} with stages {stages}; expected at least 1, and 1 with one stage")
     messages = sum(pushes_at(t, steps, push_every) + (t % fetch_every == 0) for t in range(steps))
+    if stages != 1:
+        if of(problem) != PLAIN:
+            raise ValueError(f"stages {stages} with options of an exchange; expected none of them: a stage "
+                             "sends its part whole")
+        return _divided(problem, workers, sgd, servers, stages,
+                        lambda shard, replicas: server(shard, messages * replicas, adagrad),
+                        lambda me, replicas, servers: worker(
+                            me.rank, replicas, servers, me.stages[0], steps, sgd, push_every, fetch_every,
+                            rotated, lambda x, t: gradient(me, x, t, micro, "fill-drain")))
     return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, messages * len(workers), adagrad),
                   lambda rank, servers: worker(rank, workers, servers, problem, steps, sgd, push_every,

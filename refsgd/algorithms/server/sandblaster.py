@@ -9,8 +9,8 @@ Quick facts
 synchronous: yes, without waiting for stragglers | centralised: yes | roles: a coordinator, K shards
 (servers), n workers | messages per evaluation: 2 K per worker for x, K + 2 per portion | bytes per
 evaluation: M per worker down, M per portion and duplicate up | coordinator: about 4 m + 12 commands to each
-shard per iteration, scalars, whatever d is | staleness: 0 | aggregation: mean over examples, in portion order
-| deterministic: yes, whatever the schedule
+shard per iteration, scalars, whatever d is | staleness: 0 | clock gap: unbounded | momentum: refused |
+aggregation: mean over examples, in portion order | deterministic: yes, whatever the schedule
 
 What differs from the paper
 ---------------------------
@@ -18,7 +18,10 @@ Workers push each portion's gradient instead of sums of several, so that a shard
 shard adds portions in portion order, so the result does not depend on which worker computed them.  The paper
 leaves the line search open: this one uses only slopes, so a step may overshoot the minimum along p and even
 raise a convex loss, but it ends at a slope uphill that is at most half as steep as the slope downhill at its
-start. Portion i is `problem.gradient(x, i, 0)`: batches do not change.
+start.  The paper says nothing of the length of the first direction, either: here it is -lr g.
+
+A portion is a batch of the first epoch, `problem.gradient(x, 0, i)`, so `--batch` is its size; a step takes
+an epoch or, where the line search halves, several.
 
 References
 ----------
@@ -31,21 +34,29 @@ scaling.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.parts import Objective, names
-from refsgd.algorithms.server.portions import dismiss, evaluate, worker
+from refsgd.algorithms.server.portions import Crew, dismiss, evaluate, worker
 from refsgd.algorithms.server.vector_shards import OLD_G, OLD_X, PAIRS, G, P, X, combine, dot, parameter_shard
+from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment, Node, Program
 
 
-def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, portions: int,
+class Finite(Objective, Protocol):
+    """An objective over data that end."""
+
+    describe: dict[str, Any]  #: "steps_per_epoch": how many gradients cover the data once
+
+
+def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, sgd: SGD, portions: int,
                 history: int) -> Program[int]:
     """L-BFGS in scalars; returns the number of evaluations."""
-    pairs, idle, number = list[tuple[int, float, float]](), list(workers), 0
-    yield from evaluate(shards, idle, number, portions)
-    for _ in range(steps):
-        yield from direct(shards, pairs)
+    pairs, crew, number = list[tuple[int, float, float]](), Crew(workers), 0
+    yield from evaluate(shards, crew, number, portions)
+    for t in range(steps):
+        yield from direct(shards, pairs, float(sgd.rate(t)))
         slope = yield from dot(shards, P, G)
         if not slope < 0:
             break
@@ -54,7 +65,7 @@ def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, porti
         for halvings in range(30):  # x_old + p, x_old + p / 2, ... until it is at most half as steep, uphill
             yield from combine(shards, X, 1, OLD_X, 0.5**halvings, P)
             number += 1
-            yield from evaluate(shards, idle, number, portions)
+            yield from evaluate(shards, crew, number, portions)
             if (yield from dot(shards, P, G)) <= -slope / 2:
                 break
         s = min({PAIRS + 2 * i for i in range(history + 1)} - {pair[0] for pair in pairs})
@@ -63,13 +74,13 @@ def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, porti
         sy, yy = (yield from dot(shards, s, s + 1)), (yield from dot(shards, s + 1, s + 1))
         if sy > 1e-10 * yy:
             pairs = [*pairs, (s, sy, yy)][max(0, len(pairs) + 1 - history):]
-    yield from dismiss(workers, idle, number + 1)
+    yield from dismiss(crew, number + 1)
     return number + 1
 
 
-def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]]) -> Program[None]:
-    """P = -H G by algorithm 7.4; a pair is its first register, <s, y> and <y, y>."""
-    yield from combine(shards, P, -1, G)
+def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]], rate: float) -> Program[None]:
+    """P = -H G by algorithm 7.4, -rate G without a pair, which is its first register, <s, y> and <y, y>."""
+    yield from combine(shards, P, -1 if pairs else -rate, G)
     alpha = {}
     for s, sy, _ in reversed(pairs):
         alpha[s] = (yield from dot(shards, s, P)) / sy  # alpha_i = <s_i, p> / <s_i, y_i>
@@ -81,31 +92,37 @@ def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]]) -> 
         yield from combine(shards, P, 1, P, alpha[s] - beta, s)  # p = p + (alpha_i - beta) s_i
 
 
-def sandblaster(problem: Objective, workers: int, steps: int, servers: int = 1, *,
+def sandblaster(problem: Finite, workers: int, steps: int, sgd: SGD, servers: int = 1, *,
                 portions: int | None = None, history: int = 5) -> Deployment:
-    """Deploy L-BFGS; not a stochastic method, so it takes no learning rate and is not in the catalogue.
+    """Deploy L-BFGS.
 
     Parameters
     ----------
-    problem : Objective
-        Portion i of the batch is `gradient(x, i, 0)`, with weight `images(i, 0)`.
+    problem : Finite
+        Portion i of the batch is `gradient(x, 0, i)`, with weight `images(0, i)`.
     workers, servers : int
         n and K, at least 1.
     steps : int
         Steps of L-BFGS, >= 0; it stops earlier if the slope is 0.
+    sgd : SGD
+        Its rate is the length of a direction, in gradients, as long as there are no pairs.  No momentum.
     portions : int, optional
-        Of the batch, at least 1; by default 4 n.
+        Of the batch, at least 1; by default an epoch of the data, or 2 n where they have none.
     history : int
         m, number of stored pairs, >= 0; 0 is gradient descent.
     """
     ws, ss = names(workers, servers)
-    count = 4 * workers if portions is None else portions
+    count = problem.describe.get("steps_per_epoch", 2 * workers) if portions is None else portions
     if count < 1 or history < 0:
         raise ValueError(
             f"portions {count}, history {history}; expected at least 1 portion and a history >= 0")
-    nodes = {"coordinator": Node(coordinator(ws, ss, steps, count, history), role="server", rank=len(ss))}
-    nodes |= {w: Node(worker("coordinator", ss, problem)) for w in ws}
-    images = [problem.images(i, 0) for i in range(count)]
+    if sgd.momentum:
+        raise ValueError(f"momentum {sgd.momentum} with L-BFGS, whose pairs say where to go; expected 0")
+    nodes = {w: Node(worker("coordinator", ss, problem)) for w in ws}
+    program = coordinator(ws, ss, steps, sgd, count, history)
+    nodes["coordinator"] = Node(program, role="server", rank=len(ss), survives=True)
+    images = [problem.images(0, i) for i in range(count)]
     for k, (s, part) in enumerate(zip(ss, equal(problem.x0.size, servers), strict=True)):
-        nodes[s] = Node(parameter_shard(k, problem.x0[part], workers, images), role="server", rank=k)
+        shard = parameter_shard(k, problem.x0[part], workers, images, sgd.weight_decay)
+        nodes[s] = Node(shard, role="server", rank=k, survives=True)
     return nodes

@@ -26,7 +26,7 @@ import numpy as np
 from refsgd.algorithms.parts import Fetch, Model
 from refsgd.algorithms.server.portions import Begin, Piece, Stop
 from refsgd.algorithms.sgd import mean_gradient
-from refsgd.effects import Array, Compute, Mark, Program, Recv, Send
+from refsgd.effects import Array, Compute, Died, Mark, Program, Recv, Send
 
 #: registers of a shard; pair i is in PAIRS + 2 i (s) and PAIRS + 2 i + 1 (y)
 X, G, P, OLD_X, OLD_G, PAIRS = range(6)
@@ -73,32 +73,42 @@ def combine(shards: Sequence[str], to: int, alpha: float, a: int, beta: float = 
         yield Send(shard, Combine(to, np.float64(alpha), a, np.float64(beta), b))
 
 
-def parameter_shard(k: int, x: Array, workers: int, images: Sequence[int]) -> Program[Array]:
+def total(grads: Sequence[Array], images: Sequence[int], decay: float, x: Array) -> Array:
+    """The gradient of the whole batch, in portion order, and of weight decay."""
+    g = mean_gradient(grads, images)
+    return g + x.dtype.type(decay) * x if decay else g
+
+
+def parameter_shard(k: int, x: Array, workers: int, images: Sequence[int], decay: float) -> Program[Array]:
     """Execute commands until every worker has stopped; returns part k of X; `images` weight the portions."""
-    register, pieces, evaluation, stopped = {X: x}, dict[int, Array](), -1, 0
+    register, pieces, evaluation, stopped = {X: x}, dict[int, tuple[str, Array]](), -1, set[str]()
     collecting = False
-    while stopped < workers:
+    while len(stopped) < workers:
         commands = [] if collecting else [Begin, Dot, Combine]
-        src, message = yield Recv(Piece, Fetch, Stop, *commands)
+        src, message = yield Recv(Piece, Fetch, Stop, Died, *commands)
         match message:
-            case Begin(evaluation):  # from now on the number of the running evaluation
-                pieces, collecting = {}, True
-                yield Mark("update", part=k, version=evaluation, reads=(), x=register[X])
+            case Begin(number):  # the gradient of the evaluation before has led to this X
+                if pieces:
+                    yield Mark("update", part=k, version=evaluation, x=register[X],
+                               reads=tuple((w, evaluation) for w, _ in pieces.values()))
+                pieces, collecting, evaluation = {}, True, number
                 yield Send(src, message)
             case Piece(grad, portion, at) if at == evaluation and portion not in pieces:
-                pieces[portion] = grad
+                pieces[portion] = src, grad
                 if len(pieces) == len(images):
-                    ordered = [pieces[p] for p in range(len(images))]
-                    register[G] = yield Compute(mean_gradient, ordered, images, kind="update")
+                    ordered = [pieces[p][1] for p in range(len(images))]
+                    register[G] = yield Compute(total, ordered, images, decay, register[X], kind="update")
                     collecting = False
             case Piece(_, portion, _):
-                yield Mark("drop", worker=src, t=portion, reason="portion counted already")
+                yield Mark("drop", worker=src, t=portion, reason="counted already")
             case Fetch():
                 yield Send(src, Model(register[X], evaluation))
             case Dot(a, b):
                 yield Send(src, Scalar(np.float64(np.dot(register[a].astype(float), register[b]))))
             case Combine(to, alpha, a, beta, b):
                 register[to] = x.dtype.type(alpha) * register[a] + x.dtype.type(beta) * register[b]
-            case Stop():
-                stopped += 1
+            case Stop() | Died():
+                stopped.add(src)
+    for portion, (w, _) in pieces.items():
+        yield Mark("drop", worker=w, t=portion, reason="only ends the last search")
     return register[X]

@@ -167,7 +167,7 @@ function drawLegend() {
   const part = (style, name, hint) => `<span class="entry"${hint ? ` title="${text(hint)}"` : ""}><b class="${style}"></b>${name}</span>`;
   const others = [...new Set(run.computing.map((c) => c[3]))].filter((work) => work !== "gradient" && work !== "codec");
   const pieces = run.computing.some((c) => c[5].startsWith("forward")), codec = run.computing.some((c) => c[3] === "codec");
-  const parts = [pieces ? part("forward", "computing a forward pass") + part("gradient", "computing a backward pass; numbers: layers") : part("gradient", "computing a gradient"),
+  const parts = [pieces ? part("forward", "computing a forward pass") + part("gradient", "computing a backward pass; numbers: layers or batches") : part("gradient", "computing a gradient"),
     codec ? part("codec", "encoding or decoding") : "", others.length ? part("work", "computing: " + text(others.join(", "))) : ""];
   run.causes.forEach((cause, i) => {
     const why = run.why[cause];
@@ -282,7 +282,7 @@ function sourceOf(place) {
 }
 
 const works = { gradient: "a gradient", update: "the update", reduction: "a reduction", codec: "a codec's step", forward: "the forward pass" };
-const computed = (work) => works[work] || work.replace(/^(forward|backward) (\d+)$/, "the $1 pass of layer $2");
+const computed = (work) => works[work] || work.replace(/^(forward|backward) (\d+)$/, "the $1 pass of layer or batch $2");
 /** The next action of a program, in words. */
 const next = (says) => says.replace(/^computes: (.*)/, (_, work) => "computes " + computed(work)).replace(/^sends /, "is about to send ")
   .replace(/^marks /, "is about to mark: ");

@@ -15,6 +15,7 @@ from refsgd.algorithms.parts import Shard
 from refsgd.effects import Add, Choose, Compute, Factory, Load, Mark, Poll, Recv, Send
 from refsgd.runtimes import replay
 from refsgd.runtimes.programs import describe, frames, local_values
+from refsgd.runtimes.world import BEGIN, Action, World
 from refsgd.trace import Computed, Trace
 
 Program = tuple[str, int]  #: node, number of its program
@@ -204,6 +205,27 @@ def waits_for(effect: Any) -> str:
         case Add():
             return f"adds to part {effect.part}"
     return describe(effect)
+
+
+def called(node: str, program: int) -> str:
+    """A program in words."""
+    return node + (f"[{program}]" if program else "")
+
+
+def action_in_words(world: World, action: Action) -> str:
+    """What may happen next, in words."""
+    effect, letter = world.tasks[action.node][action.program].effect, world.envelope(action)
+    name = called(action.node, action.program)
+    message = f"{type(letter.body).__name__}#{letter.number} of {letter.src}" if letter else ""
+    if action.kind == "deliver":
+        return f"{message} arrives at {action.node}"
+    if isinstance(effect, Choose):
+        return f"{name} chooses {effect.options[action.option]}"
+    if action.kind == "poll":
+        return f"{name} looks: " + (f"takes {message}" if letter else "nothing there")
+    if isinstance(effect, Recv):
+        return f"{name} takes {message}"
+    return f"{name} " + ("begins" if effect is BEGIN else waits_for(effect))
 
 
 def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> States:

@@ -250,7 +250,7 @@ class Why:
         if not stand.kinds:
             verb, _, work = stand.says.partition(": ")
             if verb == "computes":
-                return "computes " + (WORKS.get(work) or PIECE.sub(r"the \1 pass of layer \2", work))
+                return "computes " + (WORKS.get(work) or PIECE.sub(r"the \1 pass of layer or batch \2", work))
             if stand.says in ENDED:
                 return f"has {stand.says}"
             return re.sub(r"^(send|mark|choose)s\b", r"is about to \1", stand.says) or "has not begun"

@@ -44,7 +44,7 @@ def _computed(trace: Trace, node: str) -> list[Bar]:
     """The computations of a node, with the pieces of its gradients."""
     found = [e for e in trace.of(Computed, node) if e.time > e.start]
     pieces = [e.piece for e in found if e.piece]
-    colors, after = colors_of(1 + max((layer for _, layer, _ in pieces), default=0)), iter(pieces[1:])
+    colors, after = colors_of(1 + max((piece[1] for piece in pieces), default=0)), iter(pieces[1:])
     bars: list[Bar] = []
     for e in found:
         next_piece = next(after, None) if e.piece else None

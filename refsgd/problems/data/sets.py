@@ -3,12 +3,12 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from refsgd.problems.data.errors import DataError
 from refsgd.problems.data.formats import Bytes, read_cifar, read_digits, read_idx
@@ -64,6 +64,8 @@ class Dataset:
     classes : int
     note : str
         Missing parts of the published set, if any.
+    validation : (images, labels) or None
+        Training images that `hold_back` has taken out of the training.
     """
 
     name: str
@@ -73,6 +75,36 @@ class Dataset:
     test_labels: NDArray[np.int64]
     classes: int
     note: str = ""
+    validation: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None
+
+    def hold_back(self, share: float) -> Dataset:
+        """The same set with a share of its training images for validation: the same ones for every seed.
+
+        Parameters
+        ----------
+        share : float
+            In [0, 1), rounded to whole images.
+
+        Returns
+        -------
+        Dataset
+
+        Raises
+        ------
+        DataError
+            If no image would be left on one of the two sides.
+        """
+        if share == 0:
+            return self
+        count = len(self.train_labels)
+        held = round(share * count) if 0 < share < 1 else 0
+        if not 0 < held < count:
+            raise DataError(f"{self.name}: validation {share} of {count} training images, expected a share "
+                            "that leaves images on both sides, such as 0.1")
+        order = np.random.default_rng(_SPLIT_SEED).permutation(count)
+        kept, apart = np.sort(order[held:]), np.sort(order[:held])
+        return replace(self, train_images=self.train_images[kept], train_labels=self.train_labels[kept],
+                       validation=(self.train_images[apart], self.train_labels[apart]))
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -230,17 +262,19 @@ def _load_idx(name: str) -> Dataset:
             if found.shape != expected:
                 raise DataError(f"{path}: array of shape {found.shape}, expected {expected}")
             arrays[f"{part}-{kind[:6]}"] = found
-    mean, deviation = (np.float32(v) for v in _IDX_SCALE[name])
+    train, test = (_scaled(arrays[f"{part}-images"][..., np.newaxis], *_IDX_SCALE[name])
+                   for part in ("train", "t10k"))
+    return Dataset(name, train, arrays["train-labels"].astype(np.int64),
+                   test, arrays["t10k-labels"].astype(np.int64), classes=10)
 
-    def scaled(pixels: Bytes) -> NDArray[np.float32]:
-        return ((pixels.astype(np.float32) / np.float32(255) - mean) / deviation)[..., np.newaxis]
 
-    return Dataset(
-        name,
-        scaled(arrays["train-images"]), arrays["train-labels"].astype(np.int64),
-        scaled(arrays["t10k-images"]), arrays["t10k-labels"].astype(np.int64),
-        classes=10,
-    )  # fmt: skip
+def _scaled(pixels: Bytes, mean: ArrayLike, deviation: ArrayLike) -> NDArray[np.float32]:
+    """Pixels as shares of 255, less their mean, by their deviation."""
+    images = pixels.astype(np.float32)
+    images /= np.float32(255)
+    images -= np.asarray(mean, np.float32)
+    images /= np.asarray(deviation, np.float32)
+    return images
 
 
 def _load_cifar() -> Dataset:
@@ -264,19 +298,9 @@ def _load_cifar() -> Dataset:
         missing.append(f"{len(labels)} of {5 * _CIFAR_RECORDS} training images")
     if records < _CIFAR_RECORDS:
         missing.append(f"the first {records} of {_CIFAR_RECORDS} test images")
-
-    def scaled(raw: Bytes) -> NDArray[np.float32]:
-        images = raw.astype(np.float32)
-        images /= np.float32(255)
-        images -= _CIFAR_MEAN
-        images /= _CIFAR_DEVIATION
-        return images
-
-    return Dataset(
-        "cifar10", scaled(pixels), labels.astype(np.int64), scaled(test_pixels), test_labels.astype(np.int64),
-        10,
-        "; ".join(missing),
-    )  # fmt: skip
+    train, test_images = (_scaled(raw, _CIFAR_MEAN, _CIFAR_DEVIATION) for raw in (pixels, test_pixels))
+    return Dataset("cifar10", train, labels.astype(np.int64), test_images, test_labels.astype(np.int64), 10,
+                   "; ".join(missing))
 
 
 def synthetic(shape: tuple[int, int, int], classes: int = 10, train: int = 2000, test: int = 500,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,8 +13,7 @@ from refsgd.problems.chain import Block, Rows
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array
-from refsgd.problems.nn.layers import softmax_cross_entropy
-from refsgd.problems.nn.memory import Field
+from refsgd.problems.nn.memory import Field, held
 from refsgd.problems.nn.net import Leaf, Net
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def blocks(net: Net, key: Callable[[Rows], int]) -> list[Block]:
         if leaf.layer is net.layers[len(found)]:
             passes = _Passes(net, len(found), slice(first, end), leaves, key)
             found.append(Block(leaf.name, passes.part, work, row.activation_bytes, passes.forward,
-                               passes.backward))
+                               passes.backward, passes.held))
             leaves, first, work = [], end, 0.0
     return found
 
@@ -38,7 +38,7 @@ def loss_gradient(net: Net, scores: Array, labels: Array) -> Array:
     """The gradient of the mean loss by the scores."""
     if not len(scores):
         return scores
-    loss, d = softmax_cross_entropy(scores, labels)
+    loss, d = net.loss(scores, labels)
     if not np.isfinite(loss):
         raise FloatingPointError(f"net {net.name}: loss is {loss}")
     return d
@@ -67,8 +67,6 @@ class _Passes:
         plan = self._plan()
         plan.reserve(len(a))
         frame = Frame(x.ctypes.data - 4 * self.part.start, 0, key=self.key(rows))
-        for step in plan.steps:
-            step.prepare(frame)
         plan.forward(np.ascontiguousarray(a), frame)
         out = np.empty((len(a), *plan.output.shape), np.float32)
         _copy(plan.output.value, out, out=True)
@@ -84,13 +82,19 @@ class _Passes:
         g, b = np.zeros_like(x), len(d)
         frame = replace(frame, x=x.ctypes.data - 4 * self.part.start, g=g.ctypes.data - 4 * self.part.start)
         _copy(plan.output.gradient, np.ascontiguousarray(d), out=False)
-        plan.backward(b, frame)
-        for step in plan.steps:
-            step.finish(frame)
+        plan.run_back(plan.steps, b, frame)
         d = np.empty((b, *plan.input.shape), np.float32)
         _copy(plan.input.gradient, d, out=True)
         self.idle.append(plan)
         return g, d
+
+    def held(self, images: int) -> int:
+        """Bytes that the passes of so many images keep: all of them are computed at once."""
+        if not reference.has_kernels():
+            return 2 * images * sum(4 * prod(leaf.output_shape) for leaf in self.leaves)
+        plan = self._plan()
+        self.idle.append(plan)
+        return held(plan.buffers, images) + plan.scratch.nbytes
 
     def _plan(self) -> Plan:
         """A plan that holds no micro-batch."""

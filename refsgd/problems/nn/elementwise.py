@@ -4,15 +4,13 @@ Conventions are those of `refsgd.problems.nn.kernels`.
 """
 from __future__ import annotations
 
+import numba
 import numpy as np
 
 from refsgd.problems.nn.kernels import address, carray, kernel, pixel
-from refsgd.problems.nn.pixels import make_pixel_gradient, pixel_moments, pixel_scale
-from refsgd.problems.nn.vector import LANES, floats
+from refsgd.problems.nn.vector import floats
 
-_gradient_sums, _gradient_inputs = make_pixel_gradient(sums=True), make_pixel_gradient(sums=False)
-
-_ZERO, _ONE = np.float32(0), np.float32(1)
+_ZERO, _ONE, _INFINITY = np.float32(0), np.float32(1), np.float32(np.inf)
 
 
 @kernel
@@ -65,148 +63,153 @@ def add(b, rows, run, y, z, floor):
 
 
 @kernel
-def moments(b, rows, columns, c, x, fresh, partial, sums):
-    """Add each channel's sums of x - p and (x - p)**2 to ``sums`` (3, c), float64, with the pivot p last.
+def moments(b, rows, run, c, x, partial, sums):
+    """Set ``sums`` (2, run), float64, to the sums of x - p and (x - p)**2 at each place of a row.
 
-    ``fresh`` sets the sums to 0 and the pivot to the first pixel, which is near enough to the mean that
-    little cancels. Each image is summed in float32, the images in float64. ``partial`` (3, c) is scratch.
+    The pivot p is the first of the channel, which is near enough to the mean that little cancels; it is left
+    in ``partial`` (3, run) after the sums of one image, which are float32.
     """
-    s, q, pivot = partial[0], partial[1], partial[2]
-    if fresh:
-        sums[:2] = 0.0
-        first = pixel(x, 0, 0, 0, c)
-        for k in range(c):
-            pivot[k] = first[k]
-            sums[2, k] = first[k]
-    to = partial.ctypes.data
+    partials = carray(floats(partial), (3, run))
+    s, q, pivot = partials[0], partials[1], partials[2]
+    for k in range(0, run, c):
+        pivot[k : k + c] = pixel(x, 0, 0, 0, c)
+    sums[:] = 0.0
     for n in range(b):
-        for k in range(0, c, LANES):
-            at = to + 4 * k
-            pixel_moments(rows, columns, address(x, n, 0, 0) + 4 * k, x[2], x[3], at + 8 * c, at, at + 4 * c,
-                          min(LANES, c - k))
-        for k in range(c):
+        s[:], q[:] = _ZERO, _ZERO
+        for r in range(rows):
+            value = pixel(x, n, r, 0, run)
+            for k in range(run):
+                d = value[k] - pivot[k]
+                s[k] += d
+                q[k] += d * d
+        for k in range(run):
             sums[0, k] += s[k]
             sums[1, k] += q[k]
 
 
 @kernel
-def scale_and_shift(count, sums, fresh, epsilon, gain, bias, statistics, norm):
-    """Set ``norm`` (3, c) to mean, scale and shift, with which batch norm is ``scale * x + shift``.
+def scale_and_shift(count, sums, pivot, epsilon, gain, bias, statistics, norm):
+    """Set ``norm`` (3, run) to mean, scale and shift, with which batch norm is ``scale * x + shift``.
 
-    If ``fresh``, first set ``statistics``, mean and inverse deviation, from the ``sums`` that `moments` left
-    of ``count`` numbers of each channel. ``gain``, ``bias`` and ``epsilon`` are those of the layer.
+    Before, set ``statistics``, mean and inverse deviation, from the ``sums`` and the ``pivot`` that `moments`
+    left of ``count`` numbers of each channel. ``gain``, ``bias`` and ``epsilon`` are those of the layer.
     """
-    mean, inverse, c = statistics[0], statistics[1], statistics.shape[1]
+    mean, inverse, c, run = statistics[0], statistics[1], statistics.shape[1], norm.shape[1]
     gains, biases = carray(floats(gain), (c,)), carray(floats(bias), (c,))
+    pivots = carray(floats(pivot), (c,))
     for k in range(c):
-        if fresh:
-            shifted = sums[0, k] / count
-            mean[k] = sums[2, k] + shifted
-            inverse[k] = 1.0 / np.sqrt(max(sums[1, k] / count - shifted * shifted, 0.0) + epsilon)
-        norm[0, k] = mean[k]
-        norm[1, k] = gains[k] * inverse[k]
-        norm[2, k] = biases[k] - mean[k] * gains[k] * inverse[k]
+        shifted, square = sums[0, k::c].sum() / count, sums[1, k::c].sum() / count
+        mean[k] = pivots[k] + shifted
+        inverse[k] = 1.0 / np.sqrt(max(square - shifted * shifted, 0.0) + epsilon)
+    for j in range(0, run, c):
+        for k in range(c):
+            norm[0, j + k] = mean[k]
+            norm[1, j + k] = gains[k] * inverse[k]
+            norm[2, j + k] = biases[k] - mean[k] * gains[k] * inverse[k]
 
 
 @kernel
 def normalise_factors(count, sums, statistics, gain, dgain, dbias, factors):
-    """Add to ``dgain`` and ``dbias``, and set the ``factors`` of `normalise_backward`.
+    """Add to ``dgain`` and ``dbias``, and set the ``factors`` (3, run) of `normalise_backward`.
 
     They follow from the layer's ``gain``, from the ``sums`` that `normalise_sums` left of ``count`` numbers
     of each channel, and from the ``statistics`` of `scale_and_shift`.
     """
-    mean, inverse, c = statistics[0], statistics[1], statistics.shape[1]
+    mean, inverse, c, run = statistics[0], statistics[1], statistics.shape[1], sums.shape[1]
     gains, dgains = carray(floats(gain), (c,)), carray(floats(dgain), (c,))
-    dbiases = carray(floats(dbias), (c,))
+    dbiases, f = carray(floats(dbias), (c,)), carray(floats(factors), (3, run))
     for k in range(c):
+        total = sums[0, k::c].sum()
         # The sums are centred at the mean rounded to float32.
-        normal = (sums[1, k] - (mean[k] - np.float32(mean[k])) * sums[0, k]) * inverse[k]
+        normal = (sums[1, k::c].sum() - (mean[k] - np.float32(mean[k])) * total) * inverse[k]
         dgains[k] += normal
-        dbiases[k] += sums[0, k]
+        dbiases[k] += total
         slope = gains[k] * inverse[k]
-        factors[0, k] = slope
-        factors[1, k] = -slope * inverse[k] * normal / count
-        factors[2, k] = -slope * sums[0, k] / count
+        f[0, k::c] = slope
+        f[1, k::c] = -slope * inverse[k] * normal / count
+        f[2, k::c] = -slope * total / count
 
 
 @kernel
-def normalise(b, rows, columns, c, x, norm, y, floor):
-    """``y = max(scale * x + shift, floor)``, with each channel's scale and shift from ``norm``."""
-    at = norm.ctypes.data
+def normalise(b, rows, run, x, norm, y, floor):
+    """``y = max(scale * x + shift, floor)``, with the scale and shift of ``norm``."""
+    scale, shift = norm[1], norm[2]
     for n in range(b):
-        for k in range(0, c, LANES):
-            pixel_scale(
-                rows, columns, address(x, n, 0, 0) + 4 * k, x[2], x[3], at + 4 * (c + k),
-                at + 4 * (2 * c + k), address(y, n, 0, 0) + 4 * k, y[2], y[3], floor, min(LANES, c - k))
+        for r in range(rows):
+            value, out = pixel(x, n, r, 0, run), pixel(y, n, r, 0, run)
+            for k in range(run):
+                v = scale[k] * value[k] + shift[k]
+                out[k] = floor if v < floor else v
 
 
 @kernel
-def normalise_sums(b, rows, columns, c, x, norm, dy, floor, partial, sums):
-    """Add each channel's sums of e and ``e * (x - mean)`` to ``sums``; e is dy above the floor, else 0.
+def normalise_sums(b, rows, run, x, norm, dy, floor, partial, sums):
+    """Set ``sums`` to the sums of e and ``e * (x - mean)``; e is dy above the floor, else 0.
 
     ``partial`` and ``sums`` as for `moments`, ``norm`` as for `normalise`. Recomputing the output ``scale * x
     + shift`` takes less time than reading it.
     """
-    s, q = partial[0], partial[1]
-    by, to = norm.ctypes.data, partial.ctypes.data
+    partials = carray(floats(partial), (3, run))
+    mean, scale, shift, s, q = norm[0], norm[1], norm[2], partials[0], partials[1]
+    sums[:] = 0.0
     for n in range(b):
-        for k in range(0, c, LANES):
-            at = 4 * k
-            _gradient_sums(
-                rows, columns, address(x, n, 0, 0) + at, x[2], x[3], address(dy, n, 0, 0) + at, dy[2], dy[3],
-                by + at, by + 4 * c + at, by + 8 * c + at, floor, to + at, 0, 0, to + 4 * c + at, 0,
-                min(LANES, c - k))
-        for k in range(c):
+        s[:], q[:] = _ZERO, _ZERO
+        for r in range(rows):
+            value, upper = pixel(x, n, r, 0, run), pixel(dy, n, r, 0, run)
+            for k in range(run):
+                e = upper[k] if scale[k] * value[k] + shift[k] > floor else _ZERO
+                s[k] += e
+                q[k] += e * (value[k] - mean[k])
+        for k in range(run):
             sums[0, k] += s[k]
             sums[1, k] += q[k]
 
 
 @kernel
-def normalise_backward(b, rows, columns, c, x, norm, dy, floor, factors, dx):
+def normalise_backward(b, rows, run, x, norm, dy, floor, factors, dx):
     """``dx = factors[0] * e + factors[1] * (x - mean) + factors[2]``; e, ``norm`` as in `normalise_sums`."""
-    by, factors_at = norm.ctypes.data, factors.ctypes.data
+    f = carray(floats(factors), (3, run))
+    mean, scale, shift, f0, f1, f2 = norm[0], norm[1], norm[2], f[0], f[1], f[2]
     for n in range(b):
-        for k in range(0, c, LANES):
-            at = 4 * k
-            _gradient_inputs(
-                rows, columns, address(x, n, 0, 0) + at, x[2], x[3], address(dy, n, 0, 0) + at, dy[2], dy[3],
-                by + at, by + 4 * c + at, by + 8 * c + at, floor, address(dx, n, 0, 0) + at, dx[2], dx[3],
-                factors_at + at, 4 * c, min(LANES, c - k))
+        for r in range(rows):
+            value, upper, out = pixel(x, n, r, 0, run), pixel(dy, n, r, 0, run), pixel(dx, n, r, 0, run)
+            for k in range(run):
+                e = upper[k] if scale[k] * value[k] + shift[k] > floor else _ZERO
+                out[k] = f0[k] * e + f1[k] * (value[k] - mean[k]) + f2[k]
 
 
-@kernel
-def _inside(place, stride, pad, size, length):
-    """The rows (or columns) of a window inside an image of that length: first, and one after the last."""
-    at = place * stride - pad
-    return max(0, -at), min(size, length - at)
+@numba.njit(inline="always")
+def _under(k, outputs, window, length):
+    """The outputs whose window has its row (or column) k inside the image: first, and one after the last."""
+    _, stride, pad = window
+    return max(0, -((k - pad) // stride)), min(outputs, (length - 1 + pad - k) // stride + 1)
 
 
 @kernel
 def max_pool(sizes, c, x, image, window, y, winner):
     """Max-pooling by a ``window`` (size, stride, pad); ``image`` is the shape of one image.
 
-    ``winner`` (uint8, flat) is the place of the largest pixel in its window, row * size + column.
+    ``winner`` (uint8, flat) is the place of the largest pixel in its window, row * size + column. Windows
+    side by side, with stride 1, are one long loop.
     """
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):
-            top, bottom = _inside(r, stride, pad, size, height)
-            for p in range(columns):
-                left, right = _inside(p, stride, pad, size, width)
-                row, column = r * stride - pad, p * stride - pad
-                out = pixel(y, n, r, p, c)
-                first = ((n * rows + r) * columns + p) * c
-                where = winner[first : first + c]
-                where[:] = np.uint8(top * size + left)
-                out[:] = pixel(x, n, row + top, column + left, c)
-                for i in range(top, bottom):
-                    for j in range(left, right):
-                        seen = pixel(x, n, row + i, column + j, c)
+            first = (n * rows + r) * columns
+            pixel(y, n, r, 0, columns * c)[:] = -_INFINITY
+            for i in range(max(0, pad - r * stride), min(size, height + pad - r * stride)):
+                for j in range(size):
+                    begin, end = _under(j, columns, window, width)
+                    together = max(1, end - begin) if stride == 1 else 1
+                    for p in range(begin, end, together):
+                        out, where = pixel(y, n, r, p, together * c), winner[(first + p) * c :]
+                        seen = pixel(x, n, r * stride - pad + i, p * stride - pad + j, together * c)
                         place = np.uint8(i * size + j)
-                        for k in range(c):
-                            v, w = seen[k], out[k]
-                            where[k] = place if v > w else where[k]
-                            out[k] = w if v <= w else v  # a NaN wins
+                        for k in range(together * c):
+                            value, most, winning = seen[k], out[k], where[k]
+                            more = (value > most) | (value != value)  # a NaN is larger than all
+                            out[k] = value if more else most
+                            where[k] = place if more else winning
 
 
 @kernel
@@ -215,17 +218,16 @@ def max_pool_backward(sizes, c, dy, image, window, winner, dx):
     (b, rows, columns), (height, width, _), (size, stride, pad) = sizes, image, window
     for n in range(b):
         for r in range(rows):
-            top, bottom = _inside(r, stride, pad, size, height)
-            for p in range(columns):
-                left, right = _inside(p, stride, pad, size, width)
-                gradient = pixel(dy, n, r, p, c)
-                first = ((n * rows + r) * columns + p) * c
-                where = winner[first : first + c]
-                for i in range(top, bottom):
-                    for j in range(left, right):
-                        out = pixel(dx, n, r * stride - pad + i, p * stride - pad + j, c)
+            first = (n * rows + r) * columns
+            for i in range(max(0, pad - r * stride), min(size, height + pad - r * stride)):
+                for j in range(size):
+                    begin, end = _under(j, columns, window, width)
+                    together = max(1, end - begin) if stride == 1 else 1
+                    for p in range(begin, end, together):
+                        gradient, where = pixel(dy, n, r, p, together * c), winner[(first + p) * c :]
+                        out = pixel(dx, n, r * stride - pad + i, p * stride - pad + j, together * c)
                         place = np.uint8(i * size + j)
-                        for k in range(c):
+                        for k in range(together * c):
                             out[k] += gradient[k] if where[k] == place else _ZERO
 
 
@@ -259,15 +261,15 @@ def average_backward(b, rows, columns, c, dy, dx):
 
 
 @kernel
-def dropout(b, rows, run, x, first, key_low, key_high, threshold, scale):
+def dropout(b, rows, run, x, key_low, key_high, threshold, scale):
     """Set numbers to 0 if the hash of position and key is below ``threshold``, else multiply by ``scale``.
 
-    Rows have ``run`` floats. Positions count from ``first``, without borders; ``key_low`` and ``key_high``
-    are the halves of the 64-bit key.
+    Rows have ``run`` floats. Positions count without borders; ``key_low`` and ``key_high`` are the halves of
+    the 64-bit key.
     """
     for n in range(b):
         for r in range(rows):
-            values, place = pixel(x, n, r, 0, run), first + (n * rows + r) * run
+            values, place = pixel(x, n, r, 0, run), (n * rows + r) * run
             for k in range(run):
                 h = np.uint32(place + k) ^ np.uint32(key_low)
                 for _ in range(2):

@@ -12,5 +12,3 @@ class Frame:
     g: int  #: address of their gradient, which is added to; 0 without a backward pass
     fixed: bool = False  #: batch norm uses its last statistics, and dropout keeps everything
     key: int | None = None  #: chooses what dropout drops, 0 to 2**64 - 1; None: nothing
-    first: int = 0  #: index in the batch of a step's first image
-    last: bool = True  #: whether a step's images are the last of the batch

@@ -7,16 +7,20 @@ depends only on the shapes.
 
 All kernels use these names:
 
-* ``sizes``: ``b`` images, and the ``rows`` and ``columns`` of their outputs; ``height`` and ``width`` are
-  those of their inputs;
+* ``b`` images, and the ``rows`` and ``columns`` of their outputs; ``height`` and ``width`` are those of their
+  inputs; several of these together are the ``sizes``;
 * ``c`` channels of the input, ``o`` channels of the output;
-* ``patch``: ``taps``, the rows of a filter, ``tr`` apart, each ``run`` consecutive floats long;
 * ``size``: side of a pooling window; its ``stride`` and ``pad``, in pixels;
 * ``x`` input, ``y`` output, ``dx`` and ``dy`` their gradients: places of images, that is, an address and the
   strides from one image, row and pixel to the next;
 * ``w`` weights, ``bias``, ``dw``, ``db`` their gradients: addresses;
+* ``run``: floats of a row, all its pixels; ``norm`` and ``factors``, for each of them;
 * ``start``: the initial value of a sum; ``floor``: the lower bound of a result, 0 for relu, else minus
   infinity.
+
+Products find their operands through lists of offsets, so that the same loop computes a convolution of any
+stride and padding, both of its gradients and a linear layer. Matrices are packed in panels of `PANEL`
+columns, one after the other, so that the processor reads consecutive addresses.
 """
 from __future__ import annotations
 
@@ -35,13 +39,11 @@ from refsgd.problems.nn.vector import (
     LANES,
     PRODUCT,
     ROWS,
-    SPARSE_VECTORS,
     VECTORS,
     call_product,
     floats,
-    make_sparse_rows,
+    make_sparse,
     make_tile,
-    sparse,
     transpose_block,
 )
 
@@ -49,7 +51,7 @@ from refsgd.problems.nn.vector import (
 class Cache(FunctionCache):
     """numba's disk cache, with a key that also covers the other source files of a kernel."""
 
-    GENERATORS = ("vector.py", "pixels.py", "kernels.py")  # the intrinsics, and the kernels that others call
+    GENERATORS = ("vector.py", "kernels.py")  # the intrinsics, and the kernels that others call
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
         """The kernel on disk, if there is one; numba calls this before it compiles."""
@@ -98,17 +100,16 @@ carray: Any = numba.carray  # type: ignore[attr-defined]
 
 _HALF = ROWS // 2
 _tile_full, _tile_half, _tile_row = make_tile(ROWS), make_tile(_HALF), make_tile(1)
-_tile_tall = make_tile(2 * ROWS, widths=(1,))  # fewer sums would wait for one another
-_sparse_rows_1, _sparse_rows_3, _sparse_rows_5 = (make_sparse_rows(r) for r in (1, 3, 5))
+_SPARSE_ROWS, _SPARSE_VECTORS = 5, 4
+_sparse_one, _sparse_rows = (make_sparse(rows, 1, inputs=False) for rows in (1, _SPARSE_ROWS))
+_sparse_both, SPARSE = make_sparse(1, _SPARSE_VECTORS, inputs=True), _SPARSE_VECTORS * LANES
 
 PANEL = LANES * VECTORS
-_NO_FLOOR = np.float32(-np.inf)
-FLOAT = 4  # bytes
-# For `transpose`; for numba, a literal 0 is another type, so the kernel would be compiled twice.
-OVERWRITE, ACCUMULATE = np.int64(0), np.int64(1)
+CHUNK = 240  # positions of a product: their patches and a panel stay in the cache
 _ZERO = np.float32(0)
 # Pixels of a 2x2 window in reading order, and "none": the largest was not positive.
 _FIRST, _SECOND, _THIRD, _FOURTH, _NOWHERE = (np.uint8(i) for i in range(5))
+_NO_FLOOR = np.float32(-np.inf)
 
 
 @numba.njit(inline="always")
@@ -125,84 +126,122 @@ def pixel(place, n, r, c, count):
 
 
 @kernel
-def product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):
-    """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``ni x nj`` products.
+def product(sizes, a, w, c, start, floor):
+    """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``count`` products.
 
-    `make_tile` states the formula. Strides: ``am``, ``ai``, ``aj`` of a; ``wi``, ``wj`` of w; ``cm``, ``sm``
-    of the rows of c and start. Panels of `PANEL` columns of w are ``wp * PANEL`` apart: ``wp`` is 4 for a
-    plain matrix, more for one that was packed panel by panel.
+    `make_tile` states the formula. ``sizes`` are m, n and count. Panels of `PANEL` columns of w are w[2]
+    apart, and its rows w[1]. Rows of w have whole vectors: those of a packed matrix do. Behind the addresses
+    of a, c and start: those of their lists of offsets.
     """
+    m, n, count = sizes
     for first in range(0, n, PANEL):
         columns = min(n - first, PANEL)
-        panel, target, begin = w + wp * first, c + 4 * first, start + 4 * first
+        panel, target, begin = (w[0] + first // PANEL * w[2], w[1]), c[0] + 4 * first, start[0] + 4 * first
         k = 0
         while k < m:
-            p, q, s = a + k * am, target + k * cm, begin + k * sm
-            if columns <= LANES and m - k >= 2 * ROWS:
-                _tile_tall(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
-                k += 2 * ROWS
-            elif m - k >= ROWS:
-                _tile_full(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
+            source, to = (a[0], a[1] + 8 * k, a[2]), (target, c[1] + 8 * k)
+            at = (begin, start[1] + 8 * k)
+            if m - k >= ROWS:
+                _tile_full(count, source, panel, to, at, floor, columns)
                 k += ROWS
             elif m - k >= _HALF:
-                _tile_half(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
+                _tile_half(count, source, panel, to, at, floor, columns)
                 k += _HALF
             else:
-                _tile_row(p, am, ni, ai, nj, aj, panel, wi, wj, q, cm, s, sm, floor, columns)
+                _tile_row(count, source, panel, to, at, floor, columns)
                 k += 1
 
 
 @kernel
-def convolve(sizes, x, patch, w, o, start, y, floor):
-    """``y[n, r, c, :] = max(start + sum over taps of x w, floor)``.
+def convolve(b, o, x, w, start, y, lists, floor):
+    """``y = max(start + sum over a patch of x w, floor)`` at each position of b images.
 
-    The strides of x are those from one output to the next; ``w`` has shape (taps, run, o). ``start`` is a
-    bias (strides 0) or y itself, to add to it. A linear layer is one image with a row of b columns.
+    ``x``, ``start`` and ``y`` are addresses of the first image with the stride to the next; ``w`` is an
+    address with the strides of rows and panels. ``lists`` are offsets: of the patches of a group of images,
+    of the floats of a patch, of the outputs and of their initial values; and the number of images.
+    ``start`` is a bias, or y itself, to add to it. A linear layer has one position per image.
     """
-    (b, rows, columns), (taps, tr, run) = sizes, patch
-    for n in range(b):
-        for r in range(rows):
+    rows, steps, targets, begins, images = lists
+    places = len(rows) // images
+    for n in range(0, b, images):
+        count = min(images, b - n) * places
+        for k in range(0, count, CHUNK):
             call_product(
-                columns, o, address(x, n, r, 0), x[3], taps, tr, run, FLOAT, w, run * o * 4, o * 4, FLOAT,
-                address(y, n, r, 0), y[3], address(start, n, r, 0), start[3], floor)
+                (min(CHUNK, count - k), o, len(steps)),
+                (x[0] + n * x[1], rows.ctypes.data + 8 * k, steps.ctypes.data), w,
+                (y[0] + n * y[1], targets.ctypes.data + 8 * k),
+                (start[0] + n * start[1], begins.ctypes.data + 8 * k), floor)
 
 
 @kernel
-def convolve_weights(sizes, x, patch, dy, o, dw):
-    """``dw += x * dy`` summed over images and positions; ``x`` and ``patch`` as in `convolve`."""
-    (b, rows, columns), (taps, tr, run) = sizes, patch
-    for n in range(b):
-        for t in range(taps):
-            g = dw + t * run * o * 4
-            call_product(
-                run, o, address(x, n, 0, 0) + t * tr, FLOAT, rows, x[2], columns, x[3],
-                address(dy, n, 0, 0), dy[2], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR)
+def convolve_inputs(b, c, dy, w, dx, lists):
+    """``dx += dy w.T`` tap by tap, at the pixels that the tap read; ``dy`` and ``w`` as in `convolve`.
 
-
-@kernel
-def convolve_pool(sizes, x, patch, w, bias, o, scratch, y, winner):
-    """`convolve`, relu and 2x2 max-pooling at once: y has ``rows // 2`` rows and ``columns // 2`` columns.
-
-    ``winner`` (uint8, flat, as if y had no border) is the largest pixel of each window, or "none" if it was
-    not positive. ``scratch`` holds two rows of the convolution, which stay in the cache. Relu comes after the
-    maximum, with the same result and less work. An odd last row or column is not computed.
+    ``lists`` are offsets: of dy, of its channels, of the patches in dx, of the taps in a patch; and the
+    number of images. ``w`` has rows of c channels for each tap and output.
     """
-    (b, rows, columns), (taps, tr, run) = sizes, patch
-    half = columns // 2
-    row = 2 * half * o * 4
-    for n in range(b):
-        for r in range(rows // 2):
-            for k in range(2):
+    uppers, steps, patches, taps, images = lists
+    places, o = len(uppers) // images, len(steps)
+    for n in range(0, b, images):
+        total = min(images, b - n) * places
+        for k in range(0, total, CHUNK):
+            for t in range(len(taps)):
+                to = dx[0] + n * dx[1] + taps[t], patches.ctypes.data + 8 * k
                 call_product(
-                    2 * half, o, address(x, n, 2 * r + k, 0), x[3], taps, tr, run, FLOAT, w, run * o * 4,
-                    o * 4, FLOAT, scratch + k * row, o * 4, bias, 0, _NO_FLOOR)
-            first = (n * (rows // 2) + r) * half * o
-            for c in range(half):
-                p = scratch + 2 * c * o * 4
-                p0, p1 = carray(floats(p), (o,)), carray(floats(p + o * 4), (o,))
-                p2, p3 = carray(floats(p + row), (o,)), carray(floats(p + row + o * 4), (o,))
-                out = pixel(y, n, r, c, o)
-                where = winner[first + c * o : first + (c + 1) * o]
+                    (min(CHUNK, total - k), c, o),
+                    (dy[0] + n * dy[1], uppers.ctypes.data + 8 * k, steps.ctypes.data),
+                    (w[0] + t * o * w[1], w[1], w[2]), to, to, _NO_FLOOR)
+
+
+@kernel
+def convolve_weights(b, o, x, dy, dw, lists, packed):
+    """``dw += x * dy`` summed over images and positions; ``x``, ``dy`` as in `convolve`.
+
+    ``lists`` are offsets: of the patches, of the floats of a patch, of dy, and of the rows of dw; and the
+    number of images. ``packed`` is scratch for one chunk of dy.
+    """
+    rows, steps, uppers, filters, images = lists
+    places = len(rows) // images
+    for n in range(0, b, images):
+        total = min(images, b - n) * places
+        for k in range(0, total, CHUNK):
+            count = min(CHUNK, total - k)
+            pack(count, o, dy[0] + n * dy[1], uppers[k:], packed)
+            to = dw, filters.ctypes.data
+            call_product(
+                (len(steps), o, count),
+                (x[0] + n * x[1], steps.ctypes.data, rows.ctypes.data + 8 * k),
+                (packed, 4 * PANEL, 4 * PANEL * count), to, to, _NO_FLOOR)
+
+
+@kernel
+def convolve_pool(b, o, x, w, bias, lists, scratch, y, winner):
+    """`convolve`, relu and 2x2 max-pooling at once.
+
+    ``x`` and ``w`` as in `convolve`; ``lists`` are offsets: of the patches of a group of images, the
+    four of a window one after the other; of the floats of a patch; of the rows of the convolution; of the
+    windows in y; and none; and the number of images. ``winner`` (uint8, flat, as if y had no border) is the
+    largest pixel of each window, or "none" if it was not positive. ``scratch`` holds a chunk of the
+    convolution, which stays in the cache. Relu comes after the maximum, with the same result and less work.
+    """
+    rows, steps, targets, outputs, none, images = lists
+    windows = len(outputs) // images
+    for n in range(0, b, images):
+        total = min(images, b - n) * windows * 4
+        for first in range(0, total, CHUNK):
+            count = min(CHUNK, total - first)
+            call_product(
+                (count, o, len(steps)),
+                (x[0] + n * x[1], rows.ctypes.data + 8 * first, steps.ctypes.data), w,
+                (scratch, targets.ctypes.data), (bias, none.ctypes.data), _NO_FLOOR)
+            for q in range(count // 4):
+                place = first // 4 + q
+                p = scratch + 16 * q * o
+                p0, p1 = carray(floats(p), (o,)), carray(floats(p + 4 * o), (o,))
+                p2, p3 = carray(floats(p + 8 * o), (o,)), carray(floats(p + 12 * o), (o,))
+                out = carray(floats(y[0] + n * y[1] + outputs[place]), (o,))
+                mine = (n * windows + place) * o
+                where = winner[mine : mine + o]
                 for k in range(o):
                     v0, v1, v2, v3 = p0[k], p1[k], p2[k], p3[k]
                     m = max(max(v0, v1), max(v2, v3))
@@ -238,6 +277,7 @@ def pool_convolve_backward(sizes, x, dx, patch, w, o, dy, winner, sums, scratch)
     """Backward pass of `convolve_pool`, visiting only the pixels that won their window.
 
     ``sizes`` are those of the pooling's output; ``winner`` was set by `convolve_pool`; ``sums`` is (dw, db).
+    ``patch`` is the rows of a filter, how far apart they are in x, and their length in floats.
     ``w`` and dw have shape (o, taps, run), the transpose of the layer's; dx has the strides of x, must be 0,
     and is skipped if its address is 0. ``scratch`` is an array of int64 and one of float32, each one entry
     longer than the number of windows.
@@ -249,106 +289,72 @@ def pool_convolve_backward(sizes, x, dx, patch, w, o, dy, winner, sums, scratch)
         for k in range(o):
             count, total = _live(n, dy, winner, o, k, sizes, (x[2], x[3]), offsets, values)
             bias[k] += total
-            mine, source = dw + k * taps * run * 4, address(x, n, 0, 0)
+            mine, filters = dw + k * taps * run * 4, w + k * taps * run * 4
+            source = address(x, n, 0, 0)
+            entries = at, vals, count
             if dx[0] == 0:
-                _sparse_weights(taps, run, mine, source, tr, at, vals, count)
+                _sparse_weights(taps, run, mine, source, tr, entries)
             else:
                 for t in range(taps):
-                    _sparse_row(run, mine + t * run * 4, source + t * tr, w + (k * taps + t) * run * 4,
-                                address(dx, n, 0, 0) + t * tr, at, vals, count)
+                    for j in range(0, run, SPARSE):
+                        q, r = 4 * (t * run + j), t * tr + 4 * j
+                        _sparse_both((mine + q, 0), (source + r, 0), filters + q, address(dx, n, 0, 0) + r,
+                                     entries, min(run - j, SPARSE))
 
 
 @kernel
-def _sparse_row(run, dw, x, w, dx, at, values, count):
-    most = SPARSE_VECTORS * LANES
-    for done in range(0, run, most):
-        q = 4 * done
-        sparse(dw + q, x + q, w + q, dx + q, at, values, count, min(run - done, most))
-
-
-@kernel
-def _sparse_weights(taps, run, dw, x, xr, at, values, count):
+def _sparse_weights(taps, run, dw, x, xr, entries):
+    """The gradient of the filters alone, of several rows of taps at a time."""
     for done in range(0, run, LANES):
-        lanes, q = min(run - done, LANES), 4 * done
-        t = 0
+        lanes, t = min(run - done, LANES), 0
         while t < taps:
-            target, source = dw + t * run * 4 + q, x + t * xr + q
-            if taps - t >= 5:
-                _sparse_rows_5(target, run * 4, source, xr, at, values, count, lanes)
-                t += 5
-            elif taps - t >= 3:
-                _sparse_rows_3(target, run * 4, source, xr, at, values, count, lanes)
-                t += 3
+            to, source = (dw + 4 * (t * run + done), 4 * run), (x + t * xr + 4 * done, xr)
+            if taps - t >= _SPARSE_ROWS:
+                _sparse_rows(to, source, 0, 0, entries, lanes)
+                t += _SPARSE_ROWS
             else:
-                _sparse_rows_1(target, run * 4, source, xr, at, values, count, lanes)
+                _sparse_one(to, source, 0, 0, entries, lanes)
                 t += 1
 
 
 @kernel
-def transpose(rows, columns, a, t, accumulate):
-    """``t = a.T``, or if ``accumulate`` is 1 ``t += a.T``, for ``a`` of shape (rows, columns)."""
+def pack(rows, columns, a, places, packed):
+    """Copy a matrix whose rows are at ``a + places[k]`` to ``packed``, panel by panel, each with rows of
+    `PANEL` floats."""
+    whole = columns - columns % PANEL
+    for k in range(rows):
+        source = carray(floats(a + places[k]), (columns,))
+        for first in range(0, whole, PANEL):
+            target = carray(floats(packed + 4 * (first * rows + k * PANEL)), (PANEL,))
+            for j in range(PANEL):
+                target[j] = source[first + j]
+        target = carray(floats(packed + 4 * (whole * rows + k * PANEL)), (columns - whole,))
+        for j in range(columns - whole):
+            target[j] = source[whole + j]
+
+
+@kernel
+def transpose(rows, columns, a, t, stride):
+    """``t = a.T`` for ``a`` of shape (rows, columns); rows of t are ``stride`` bytes apart."""
     whole_rows, whole_columns = rows - rows % LANES, columns - columns % LANES
     for c in range(0, whole_columns, LANES):
         for r in range(0, whole_rows, LANES):
-            source_at, target_at = a + (r * columns + c) * 4, t + (c * rows + r) * 4
-            transpose_block(source_at, columns * 4, target_at, rows * 4, accumulate)
-    source, target = carray(floats(a), (rows, columns)), carray(floats(t), (columns, rows))
-    for r in range(rows):
-        for c in range(whole_columns if r < whole_rows else 0, columns):
-            if accumulate:
-                target[c, r] += source[r, c]
-            else:
-                target[c, r] = source[r, c]
+            transpose_block(a + (r * columns + c) * 4, columns * 4, t + c * stride + r * 4, stride)
+    source = carray(floats(a), (rows, columns))
+    for c in range(columns):
+        target = carray(floats(t + c * stride), (rows,))
+        for r in range(whole_rows if c < whole_columns else 0, rows):
+            target[r] = source[r, c]
 
 
 @kernel
-def linear_inputs(b, inputs, outputs, dy, w, turned, zeros, dx):
-    """``dx = dy @ w.T`` for ``w`` of shape ``(inputs, outputs)``.
+def turn_filters(count, o, taps, w, apart, turned):
+    """Pack ``count`` channels of filters for the gradient of the input: rows for each tap and output.
 
-    ``turned`` is scratch for one transposed panel of w; ``zeros`` is a panel's row of zeros.
+    ``w`` is the address of the first channel; its ``taps`` are ``apart`` bytes apart. ``turned`` is written.
     """
-    for first in range(0, inputs, PANEL):
-        width = min(PANEL, inputs - first)
-        transpose(width, outputs, w + first * outputs * 4, turned, OVERWRITE)
-        call_product(
-            b, width, dy, outputs * 4, 1, 0, outputs, FLOAT, turned, 0, width * 4, FLOAT,
-            dx + first * 4, inputs * 4, zeros, 0, _NO_FLOOR)
-
-
-@kernel
-def convolve_by_pixel(sizes, x, image, patch, w, o, start, y, floor):
-    """`convolve` for small images: the images are the rows of the product, and taps outside are skipped.
-
-    ``x`` is the place of the first pixel inside the border, ``image`` the shape (height, width, c), and
-    ``patch`` is taps, pad and stride.
-    """
-    (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
-    for first in range(0, o, PANEL):  # all pixels use a panel of the weights while it is in the cache
-        shift = 4 * first
-        for r in range(rows):
-            i0, i1 = max(0, pad - r * stride), min(taps, height + pad - r * stride)
-            for q in range(columns):
-                j0, j1 = max(0, pad - q * stride), min(taps, width + pad - q * stride)
-                source = address(x, 0, r * stride + i0 - pad, q * stride + j0 - pad)
-                panel = w + (i0 * taps + j0) * c * o * 4 + shift
-                call_product(
-                    b, min(PANEL, o - first), source, x[1], i1 - i0, x[2], (j1 - j0) * c, FLOAT, panel,
-                    taps * c * o * 4, o * 4, FLOAT,
-                    address(y, 0, r, q) + shift, y[1], address(start, 0, r, q) + shift, start[1], floor)
-
-
-@kernel
-def convolve_weights_by_pixel(sizes, x, image, patch, dy, o, dw):
-    """`convolve_weights` for small images; ``image`` and ``patch`` as in `convolve_by_pixel`."""
-    (b, rows, columns), (height, width, c), (taps, pad, stride) = sizes, image, patch
-    for i in range(taps):
-        for j in range(taps):
-            # The outputs whose input pixel under this tap lies in the image.
-            r0, r1 = max(0, -((i - pad) // stride)), min(rows, (height - 1 - i + pad) // stride + 1)
-            q0, q1 = max(0, -((j - pad) // stride)), min(columns, (width - 1 - j + pad) // stride + 1)
-            g = dw + (i * taps + j) * c * o * 4
-            for r in range(r0, r1):
-                source = address(x, 0, r * stride + i - pad, q0 * stride + j - pad)
-                call_product(
-                    c, o, source, FLOAT, b, x[1], max(0, q1 - q0), stride * x[3], address(dy, 0, r, q0),
-                    dy[1], dy[3], FLOAT, g, o * 4, g, o * 4, _NO_FLOOR)
+    for first in range(0, count, PANEL):
+        width = min(PANEL, count - first)
+        for k in range(taps):
+            to = turned + 4 * (first * taps + k * PANEL) * o
+            transpose(width, o, w + k * apart + 4 * first * o, to, 4 * PANEL)

@@ -89,6 +89,30 @@ class Relu(Layer):
 
 
 @dataclass(frozen=True)
+class Tanh(Layer):
+    """``y = tanh(x)``."""
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        y = np.tanh(x)
+        return y, y
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        return dy * (1 - kept * kept), {}
+
+
+@dataclass(frozen=True)
+class Sigmoid(Layer):
+    """``y = 1 / (1 + exp(-x))``, computed as ``(1 + tanh(x / 2)) / 2``, which does not overflow."""
+
+    def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
+        y = (1 + np.tanh(x / 2)) / 2
+        return y, y
+
+    def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
+        return dy * (kept * (1 - kept)), {}
+
+
+@dataclass(frozen=True)
 class MaxPool(Layer):
     """The largest pixel of each ``kernel x kernel`` window, windows ``stride`` apart.
 
@@ -292,6 +316,27 @@ def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
     dz = e / total
     dz[rows, labels] -= 1
     return loss, dz / len(z)
+
+
+def squared_error(z: Array, labels: Array) -> tuple[float, Array]:
+    """Mean over images of half the squared distance of the scores from ``onehot(labels)``, and its gradient.
+
+    Parameters
+    ----------
+    z : array, shape (b, classes)
+        Scores; b is at least 1.
+    labels : integer array, shape (b,)
+        Classes, 0 to classes - 1.
+
+    Returns
+    -------
+    loss : float
+    dz : array, shape (b, classes)
+        ``(z - onehot(labels)) / b``.
+    """
+    away = z.copy()
+    away[np.arange(len(z)), labels] -= 1
+    return float(np.sum(away * away, dtype=float)) / (2 * len(z)), away / len(z)
 
 
 def _positions(length: int, layer: Conv | MaxPool) -> int:

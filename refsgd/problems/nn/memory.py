@@ -1,6 +1,7 @@
 """Memory for activations and their gradients: preallocated, with borders of zeros, addressed by strides."""
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import numpy as np
@@ -89,6 +90,13 @@ class Field:
         first, image, _, _ = self.place
         return first, 0, 0, image
 
+    def images(self, b: int) -> Array:
+        """What it holds of so many images from the last `seek` on, without borders: a view."""
+        (height, width, c), pad = self.shape, self.pad
+        first = (self.corner - self._begin) // 4
+        whole = self.data[first : first + b * self.floats].reshape(b, height + 2 * pad, width + 2 * pad, c)
+        return whole[:, pad : pad + height, pad : pad + width]
+
     def need(self, pad: int) -> None:
         """Request a border of some width, before memory is allocated."""
         self.pad = max(self.pad, pad)
@@ -120,6 +128,13 @@ class Buffer:
         return prod(self.shape)
 
 
+def held(buffers: Iterable[Buffer], images: int) -> int:
+    """Bytes of the fields of so many images that training writes to, each counted once."""
+    fields = [each for b in buffers for each in (b.value, *([b.gradient] if b.wanted else []))]
+    return 4 * images * sum(each.floats for each in {id(each): each for each in fields}.values()
+                            if each.of is None)
+
+
 class Scratch:
     """Memory that steps use in turn: named areas, each of the largest requested size."""
 
@@ -138,6 +153,11 @@ class Scratch:
             if name not in self._areas or self._areas[name].size < size:
                 self._areas[name] = zeros(size)
                 self._addresses[name] = self._areas[name].ctypes.data
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all areas."""
+        return 4 * sum(self._sizes.values())
 
     def address(self, name: str) -> int:
         """The address of an area."""

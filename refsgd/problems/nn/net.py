@@ -1,13 +1,15 @@
 """A network: a list of layers, one flat vector of parameters, and the gradient of its loss."""
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +18,11 @@ from refsgd.problems.layers import LayerByLayer, Part, Steps, at_once
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape
-from refsgd.problems.nn.layers import Dropout
+from refsgd.problems.nn.layers import Dropout, softmax_cross_entropy
 
 if TYPE_CHECKING:
     from refsgd.problems.nn.plan import Plan
+    from refsgd.problems.nn.steps import Step
 
 Vector = NDArray[np.float32]
 
@@ -27,6 +30,19 @@ Vector = NDArray[np.float32]
 _INITIAL = 0x1217
 # Numbers drawn at a time, as float64: a whole layer at once would be the peak of the memory of training.
 _DRAWN = 1 << 14
+
+
+_NETS: WeakSet[Net] = WeakSet()
+
+
+def _forget_plans() -> None:
+    """In a forked process: give up the parent's plans, whose memory it would copy page by page."""
+    for net in _NETS:
+        net._idle = {True: [], False: []}
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_plans)
 
 
 class Segment(NamedTuple):
@@ -57,7 +73,7 @@ class Leaf(NamedTuple):
 
 
 class Net:
-    """A list of layers with softmax cross-entropy on top.
+    """A list of layers with a loss on top, softmax cross-entropy by default.
 
     `parameters` is the length d of the flat vector, `segments` the place of each array in it by name
     ("conv1.weight"), `classes` the number of scores.  Several threads may use a net at the same time, each
@@ -71,8 +87,9 @@ class Net:
     (9930, Segment(slice=slice(0, 144, None), shape=(3, 3, 1, 16)))
     """
 
-    def __init__(self, name: str, layers: Sequence[Layer], input_shape: Shape) -> None:
-        self.name, self.layers, self.input_shape = name, list(layers), input_shape
+    def __init__(self, name: str, layers: Sequence[Layer], input_shape: Shape,
+                 loss: reference.Loss = softmax_cross_entropy) -> None:
+        self.name, self.layers, self.input_shape, self.loss = name, list(layers), input_shape, loss
         self.segments: dict[str, Segment] = {}
         self.leaves: list[Leaf] = []
         self._fills: dict[str, Parameter] = {}
@@ -84,6 +101,7 @@ class Net:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
         self._idle: dict[bool, list[Plan]] = {True: [], False: []}  # plans that no thread is using
+        _NETS.add(self)
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
         """Name the layers, including those of branches, and assign a segment to each of their parameters."""
@@ -151,47 +169,58 @@ class Net:
         with self._planned(keep=True) as plan:
             chunk = plan.chunk or b
             plan.reserve(min(b, chunk))
-            for step in plan.steps:
-                step.prepare(frame)
             for k in range(0, b, chunk):
                 part = slice(k, min(k + chunk, b))
                 plan.forward(images[part], frame)
-                loss += plan.loss(labels[part], share)[0]
-                plan.backward(part.stop - k, frame)
-            for step in plan.steps:
-                step.finish(frame)
+                loss += plan.loss(labels[part], share, self.loss)[0]
+                plan.run_back(plan.steps, part.stop - k, frame)
         self._finite(x, images, (loss / b, g))
         return loss * weight / b, g
 
     def layered(self, images: Array, labels: Array, key: int | None = None) -> LayerByLayer:
         """`gradient` layer by layer of ``parts``.
 
-        Each layer takes its parameters when its forward pass begins, and gives its gradient when its backward
-        pass ends.  The batch is not divided into chunks, so the result equals `gradient` up to rounding, and
-        bit for bit if the batch is at most one chunk (64 images or more).
+        Each layer takes its parameters when a pass through it begins, keeps none of them, and gives its
+        gradient when its backward pass ends.  The batch is not divided into chunks, so the result equals
+        `gradient` up to rounding, and bit for bit if the batch is at most one chunk (64 images or more).
         """
         return LayerByLayer(len(self.parts), self.layer_by_layer(images, labels, key))
 
     def layer_by_layer(self, images: Array, labels: Array, key: int | None = None) -> Steps:
-        """The body of `layered`."""
+        """The body of `layered`.  Numbers that are not finite end it in its last step, when it has been given
+        all parameters."""
         if not (len(images) and reference.has_kernels()):
             slices = [part.slice for part in self.parts]
             yield from at_once(slices, lambda x: self.gradient(x, images, labels, key)[1])
             return
-        x, g = np.empty(self.parameters, np.float32), np.zeros(self.parameters, np.float32)
-        images, labels = self._checked(x, images, labels)
-        b, frame = len(images), Frame(x.ctypes.data, g.ctypes.data, key=key)
+        images, labels = self._examples(images, labels)
+        b, given = len(images), list[Array]()  # of the last layer; of all if numbers are not finite
         with self._planned(keep=True) as plan:
             plan.reserve(b)
             plan.read(images)
-            for part, stages in zip(self.parts, plan.pieces, strict=True):
-                x[part.slice] = yield None
-                plan.forward_piece(stages, b, frame)
-            yield None
-            self._finite(x, images, (plan.loss(labels, np.float32(1 / b))[0] / b, g))
-            for part, stages in zip(reversed(self.parts), reversed(plan.pieces)):
-                plan.backward_piece(stages, b, frame)
-                yield g[part.slice]
+            for part, steps in zip(self.parts, plan.pieces, strict=True):
+                self._run(plan.run, steps, part, (yield None), b, key)
+            given.append((yield None))
+            loss = plan.loss(labels, np.float32(1 / b), self.loss)[0] / b
+            for part, steps in zip(reversed(self.parts), reversed(plan.pieces)):
+                if np.isfinite(loss):
+                    given.append((yield self._run(plan.run_back, steps, part, given.pop(), b, key)))
+                elif part.slice.start:
+                    given.append((yield np.full_like(given[-1], loss)))
+            if not np.isfinite(loss):
+                raise FloatingPointError(self._diagnosis(np.concatenate(given[::-1]), images, loss))
+
+    def _run(self, run: Callable[[list[Step], int, Frame], None], steps: list[Step], part: Part, x: Array,
+             b: int, key: int | None) -> Vector:
+        """Run one layer, in kernels that find its parameters at their place in the flat vector; its
+        gradient."""
+        if x.shape != (part.slice.stop - part.slice.start,):
+            raise ValueError(f"net {self.name}: parameters of {part.name} are of shape {x.shape}, expected "
+                             f"({part.slice.stop - part.slice.start},)")
+        x, g = np.ascontiguousarray(x, np.float32), np.zeros(x.shape, np.float32)
+        first = 4 * part.slice.start
+        run(steps, b, Frame(x.ctypes.data - first, g.ctypes.data - first, key=key))
+        return g
 
     def loss_and_accuracy(
         self, x: Array, images: Array, labels: Array, sample: Array | None = None
@@ -200,32 +229,33 @@ class Net:
 
         Batch norm takes its statistics from ``sample``, or from the first 500 of ``images``.
         """
-        images, labels = self._checked(x, images, labels)
-        b = len(images)
-        if b == 0:
-            return 0.0, 0.0
+        return self.evaluations(x, [(images, labels)], sample)[0]
+
+    def evaluations(self, x: Array, sets: Sequence[tuple[Array, Array]],
+                    sample: Array | None = None) -> list[tuple[float, float]]:
+        """`loss_and_accuracy` of several sets of images, for which batch norm takes its statistics once."""
+        sets = [self._checked(x, *each) for each in sets]
         if sample is None:
-            sample = images[:500]
+            sample = sets[0][0][:500]
+        sample, _ = self._checked(x, sample, np.zeros(len(sample), int))
         if not reference.has_kernels():
-            return reference.loss_and_accuracy(self.layers, self.unflatten(x), images, labels, sample)
-        frame = Frame(x.ctypes.data, 0)
-        loss, right = 0.0, 0
+            return [reference.loss_and_accuracy(self.layers, self.unflatten(x), *each, sample, self.loss)
+                    if len(each[0]) else (0.0, 0.0) for each in sets]
+        frame, found = Frame(x.ctypes.data, 0), []
         with self._planned(keep=False) as plan:
-            for step in plan.steps:
-                step.prepare(frame)
-            if plan.normalises:
-                sample, _ = self._checked(x, sample, np.zeros(len(sample), int))
+            if plan.normalises and len(sample):
                 plan.reserve(len(sample))
                 plan.forward(sample, frame)
-            frame = replace(frame, fixed=True)
-            chunk = plan.chunk or 64
-            plan.reserve(min(b, chunk))
-            for k in range(0, b, chunk):
-                part = slice(k, k + chunk)
-                plan.forward(images[part], frame)
-                more, hits = plan.loss(labels[part], np.float32(0))
-                loss, right = loss + more, right + hits
-        return loss / b, right / b
+            frame, chunk = replace(frame, fixed=True), plan.chunk or 64
+            for images, labels in sets:
+                b, loss, right = len(images), 0.0, 0
+                plan.reserve(min(b, chunk))
+                for k in range(0, b, chunk):
+                    plan.forward(images[k : k + chunk], frame)
+                    more, hits = plan.loss(labels[k : k + chunk], np.float32(0), self.loss)
+                    loss, right = loss + more, right + hits
+                found.append((loss / max(b, 1), right / max(b, 1)))
+        return found
 
     def describe(self) -> list[Row]:
         """One row per layer, for one image."""
@@ -264,6 +294,13 @@ class Net:
         """
         return 2 * (4 * self.parameters + b * sum(row.activation_bytes for row in self.describe()))
 
+    def held(self, b: int) -> int:
+        """Bytes besides parameters and gradient that `gradient` of b images keeps, by its plan."""
+        if not reference.has_kernels():
+            return 2 * b * sum(row.activation_bytes for row in self.describe())
+        with self._planned(keep=True) as plan:
+            return plan.held(b)
+
     def compile(self) -> None:
         """Compile the kernels that `gradient` needs (seconds), or load them from disk (milliseconds)."""
         self.gradient(self.init(0), np.zeros((1, *self.input_shape), np.float32), np.zeros(1, np.int64))
@@ -271,7 +308,8 @@ class Net:
     def reference_gradient(self, x: Array, images: Array, labels: Array,
                            key: int | None = None) -> tuple[float, Array]:
         """`gradient` from the layers' numpy definitions, in the precision of ``x``; without checks."""
-        return reference.gradient(self.layers, self.unflatten(x, key), images.astype(x.dtype), labels)
+        return reference.gradient(self.layers, self.unflatten(x, key), images.astype(x.dtype), labels,
+                                  self.loss)
 
     def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
         """The flat vector as a list of one dict of views per layer, for `refsgd.problems.nn.layer.forward`.
@@ -329,6 +367,10 @@ class Net:
             raise ValueError(
                 f"net {self.name}: parameters are {x.dtype} of shape {x.shape}, "
                 f"expected contiguous float32 of shape ({self.parameters},)")
+        return self._examples(images, labels)
+
+    def _examples(self, images: Array, labels: Array) -> tuple[Array, Array]:
+        """Check a batch and return it in the kernels' form."""
         if images.shape[1:] != self.input_shape or images.dtype != np.float32:
             raise ValueError(f"net {self.name}: images are {images.dtype} of shape {images.shape}, expected "
                              f"float32 of shape (b, {', '.join(map(str, self.input_shape))})")

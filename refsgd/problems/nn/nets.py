@@ -7,7 +7,20 @@ from pathlib import Path
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.branches import Concat, Residual
 from refsgd.problems.nn.layer import Layer, Shape
-from refsgd.problems.nn.layers import BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
+from refsgd.problems.nn.layers import (
+    BatchNorm,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+    Sigmoid,
+    Tanh,
+    softmax_cross_entropy,
+    squared_error,
+)
 from refsgd.problems.nn.net import Net
 
 Layers = list[Layer]
@@ -145,6 +158,7 @@ _NETS: dict[str, tuple[Callable[[Shape, int, int], Layers], Shape, int]] = {
     "inception": (_inception, _COLOR32, 64),
     "vgg16": (_vgg16, _COLOR32, 64),
 }
+_ACTIVATIONS: dict[str, Layer] = {"sigmoid": Sigmoid(), "tanh": Tanh()}
 _FIXED_WIDTH = ("shallow", "lenet5", "softmax")
 NAMES = tuple(_NETS)
 
@@ -157,7 +171,8 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
     name : str
         One of `NAMES`, optionally with the width of its first layers after a colon, as in "resnet18:16";
         other layers are scaled in proportion. The default width is 64 for the large nets, 128 for "mlp", 16
-        for "tiny".
+        for "tiny". After the colon may also come, or follow after a comma, "sigmoid" or "tanh" in place of
+        relu, and "squared" for the squared error in place of cross-entropy: "mlp:64,tanh,squared".
     input_shape : (H, W, C), optional
         Shape of the images; by default that for which the net was designed.
     classes : int
@@ -177,20 +192,31 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
     >>> nets.build("resnet50", (224, 224, 3), classes=1000).parameters
     25557032
     """
-    base, _, given = name.partition(":")
+    base, colon, given = name.partition(":")
     if base not in _NETS:
         raise ValueError(f"net is {name!r}, expected one of {', '.join(NAMES)}")
     builder, shape, width = _NETS[base]
-    if ":" in name:
-        if base in _FIXED_WIDTH or not (given.isascii() and given.isdigit() and int(given) > 0):
-            expected = (f"{base} alone" if base in _FIXED_WIDTH
-                        else f"{base}:WIDTH with a whole number of 1 or more")
-            raise ValueError(f"net is {name!r}, expected {expected}")
-        width = int(given)
+    loss, activation = softmax_cross_entropy, None
+    for word in given.split(",") if colon else ():
+        if word == "squared":
+            loss = squared_error
+        elif word in _ACTIVATIONS:
+            activation = _ACTIVATIONS[word]
+        elif base in _FIXED_WIDTH or not (word.isascii() and word.isdigit() and int(word) > 0):
+            expected = "" if base in _FIXED_WIDTH else f"{base}:WIDTH with a whole number of 1 or more, or "
+            raise ValueError(f"net is {name!r}, expected {expected}{base} alone, or with sigmoid, tanh or "
+                             f"squared after a colon, as in {base}:tanh,squared")
+        else:
+            width = int(word)
     if classes < 1:
         raise ValueError(f"net {name}: classes is {classes}, expected 1 or more")
     shape = shape if input_shape is None else input_shape
-    return Net(name, builder(shape, classes, width), shape)
+    layers = builder(shape, classes, width)
+    if activation is not None:
+        if Relu() not in layers or any(hasattr(layer, "branches") for layer in layers):
+            raise ValueError(f"net is {name!r}, expected one with relu between its layers, without branches")
+        layers = [activation if layer == Relu() else layer for layer in layers]
+    return Net(name, layers, shape, loss)
 
 
 def needs_compiling() -> bool:

@@ -8,7 +8,6 @@ of the list.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,73 +15,35 @@ from refsgd.problems.nn import elementwise
 from refsgd.problems.nn.branches import Concat, Residual
 from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array, Layer, Shape
-from refsgd.problems.nn.layers import BatchNorm, Conv, Dropout, Flatten, GlobalAverage, Linear, MaxPool, Relu
-from refsgd.problems.nn.memory import Buffer, Field, Room, Scratch
+from refsgd.problems.nn.layers import (
+    BatchNorm,
+    Conv,
+    Dropout,
+    Flatten,
+    GlobalAverage,
+    Linear,
+    MaxPool,
+    Relu,
+    Sigmoid,
+    Tanh,
+    softmax_cross_entropy,
+)
+from refsgd.problems.nn.memory import Buffer, Field, Room, Scratch, held
 from refsgd.problems.nn.pointwise import (
     AddStep,
     AverageStep,
     BatchNormStep,
     CopyStep,
+    CurveStep,
     DropoutStep,
     FlattenStep,
     MaxPoolStep,
-    MomentsStep,
     ReluStep,
 )
-from refsgd.problems.nn.steps import ConvPoolStep, ConvStep, LinearStep, PixelStep, Step, WinogradStep
+from refsgd.problems.nn.reference import Loss
+from refsgd.problems.nn.steps import ConvPoolStep, ProductStep, Step
 
 At = dict[str, int]
-
-# A group of images takes at least this many bytes, and less than twice as many: it fits into the cache that
-# two cores share, and is large enough that its overhead is small.
-_CACHE = 8 << 20
-
-
-class Stage:
-    """Steps that process one group of images after the other, so that each reads its input from the cache.
-
-    Batch norm ends a stage, because it reads all images before it changes the first. Groups and stages change
-    no sum over the images of a batch, except Winograd's gradients, which are summed by group.  Without
-    ``grouped``, all images are one group.
-    """
-
-    def __init__(self, steps: list[Step], grouped: bool) -> None:
-        self.steps = steps
-        buffers = {id(buffer): buffer for step in steps
-                   for buffer in (step.source, step.target, getattr(step, "normed", step.target))}
-        fields = [field for buffer in buffers.values() for field in (buffer.value, buffer.gradient)]
-        self.fields = list({id(field): field for field in fields}.values())
-        self.images = 0  # least number in a group; 0: all
-        if grouped:
-            # Filters are packed for each group, which must be cheap compared with the work on the images.
-            filters = sum(step.conv.kernel**2 * step.c * step.o for step in steps
-                          if isinstance(step, ConvStep))
-            self.images = max(8,
-                              max(_CACHE, 64 * filters) // (4 * sum(field.floats for field in self.fields)))
-
-    def only(self, step: Step) -> Stage:
-        """A stage of one of the steps, with the same groups of images."""
-        found = Stage([step], grouped=False)
-        found.images = self.images
-        return found
-
-    def groups(self, b: int, frame: Frame) -> Iterator[tuple[int, Frame]]:
-        """Divide images into groups, and set the stage's fields to each group's first image."""
-        groups = b // self.images if self.images else 1
-        if groups <= 1:
-            yield b, frame
-            return
-        size = -(-b // groups)
-        for first in range(0, b, size):
-            count = min(size, b - first)
-            self._seek(first)
-            yield count, replace(frame, first=first, last=first + count == b)
-        self._seek(0)
-
-    def _seek(self, image: int) -> None:
-        for field in self.fields:
-            field.seek(image)
-
 
 class Plan:
     """The steps of one net and the buffers between them.
@@ -109,7 +70,6 @@ class Plan:
         if not keep:
             self._share_rooms()
         self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
-        self.stages = list(self._staged())
         self.pieces = self._pieces()
         whole = any(isinstance(step, BatchNormStep | DropoutStep) for step in self.steps)
         per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
@@ -117,30 +77,16 @@ class Plan:
         # the weights again.
         self.chunk = None if whole else int(min(256, max(64, 2 ** ((1 << 22) // per_image).bit_length())))
 
-    def _staged(self) -> Iterator[Stage]:
-        """The stages: from one batch norm to the next; if there is none, one per step."""
-        if not self.normalises:
-            yield from (Stage([step], grouped=False) for step in self.steps)
-            return
-        steps: list[Step] = []
-        for step in self.steps:
-            if isinstance(step, BatchNormStep):
-                yield Stage(steps, self.keep)
-                steps = []
-            steps.append(step)
-        yield Stage(steps, self.keep)
-
-    def _pieces(self) -> list[list[Stage]]:
-        """The steps one by one, in a list per layer with parameters: its own steps and those up to the next
-        such layer, for the first also those before it."""
-        pieces: list[list[Stage]] = [[]]
+    def _pieces(self) -> list[list[Step]]:
+        """The steps in a list per layer with parameters: its own and those up to the next such layer, for the
+        first also those before it."""
+        pieces: list[list[Step]] = [[]]
         at: At = {}
-        for stage in self.stages:
-            for step in stage.steps:
-                if at and step.at and step.at != at:
-                    pieces.append([])
-                at = step.at or at
-                pieces[-1].append(stage.only(step))
+        for step in self.steps:
+            if at and step.at and step.at != at:
+                pieces.append([])
+            at = step.at or at
+            pieces[-1].append(step)
         return pieces
 
     def _share_rooms(self) -> None:
@@ -196,17 +142,17 @@ class Plan:
             next(self._at)
         if isinstance(layer, Conv):
             return self._convolution(layer, at, following, source, relu)
-        if isinstance(layer, Relu | Dropout):  # in place
-            self._append(ReluStep(source) if isinstance(layer, Relu) else DropoutStep(layer, source))
+        if isinstance(layer, Relu | Dropout | Sigmoid | Tanh):  # in place
+            self._append(ReluStep(source) if isinstance(layer, Relu) else
+                         DropoutStep(layer, source) if isinstance(layer, Dropout) else
+                         CurveStep(layer, source))
             return source, 1
         target = self._buffer(layer.output_shape(source.shape), source.wanted or bool(at))
         if isinstance(layer, Linear):
-            self._append(LinearStep(layer, source, target, at, relu))
+            self._append(ProductStep(Conv(layer.features, 1), source, target, at, relu, self.scratch))
             return target, 1 + relu
         if isinstance(layer, BatchNorm):
-            moments = MomentsStep(layer, source, target, at, relu)
-            self._append(moments)
-            self._append(BatchNormStep(moments))
+            self._append(BatchNormStep(layer, source, target, at, relu, self.scratch))
             return target, 1 + relu
         if isinstance(layer, Flatten):
             self._append(FlattenStep(source, target))
@@ -221,14 +167,13 @@ class Plan:
     def _convolution(self, conv: Conv, at: At, following: list[Layer], source: Buffer,
                      relu: bool) -> tuple[Buffer, int]:
         shape = conv.output_shape(source.shape)
-        kind = next((kind for kind in (PixelStep, WinogradStep) if kind.fits(conv, source)), ConvStep)
-        if kind is ConvStep and following[1:] == [Relu(), MaxPool()] and conv.stride == 1 and conv.bias:
+        if following[1:] == [Relu(), MaxPool()] and conv.stride == 1 and conv.bias:
             next(self._at)
             target = self._buffer(MaxPool().output_shape(shape))
-            self._append(ConvPoolStep(conv, source, target, at))
+            self._append(ConvPoolStep(conv, source, target, at, self.scratch))
             return target, 3
         target = self._buffer(shape)
-        self._append(kind(conv, source, target, at, relu, self.scratch))
+        self._append(ProductStep(conv, source, target, at, relu, self.scratch))
         return target, 1 + relu
 
     def _residual(self, layer: Residual, source: Buffer, relu: bool) -> Buffer:
@@ -287,11 +232,14 @@ class Plan:
         self.scratch.allocate()
         self.capacity = images
 
+    def held(self, images: int) -> int:
+        """Bytes of activations, their gradients and scratch for a gradient of so many images."""
+        return held(self.buffers, min(images, self.chunk or images)) + self.scratch.nbytes
+
     def forward(self, images: Array, frame: Frame) -> None:
         """Compute the scores, in the value of ``self.output``."""
         self.read(images)
-        for stage in self.stages:
-            self._forward(stage, len(images), frame)
+        self.run(self.steps, len(images), frame)
 
     def read(self, images: Array) -> None:
         """Copy the images into the input of the first step."""
@@ -302,42 +250,28 @@ class Plan:
         elementwise.copy(len(images), rows, 1, columns * c, given, first.place, False)
         self._clear_border(len(images), first)
 
-    def _forward(self, stage: Stage, b: int, frame: Frame) -> None:
-        for count, group in stage.groups(b, frame):
-            for step in stage.steps:
-                step.forward(count, group)
-                self._clear_border(count, step.target.value)
+    def run(self, steps: Sequence[Step], b: int, frame: Frame) -> None:
+        """Run steps forward."""
+        for step in steps:
+            step.forward(b, frame)
+            self._clear_border(b, step.target.value)
 
     def _clear_border(self, b: int, field: Field) -> None:
         if field.room is not None and field.pad:  # the previous field in this room had other borders
             elementwise.zero_border(b, *field.shape, field.pad, field.place)
 
-    def loss(self, labels: Array, share: np.float32) -> tuple[float, int]:
+    def loss(self, labels: Array, share: np.float32, loss: Loss) -> tuple[float, int]:
         """Loss and number of correct predictions; sets the gradient of ``self.output``."""
+        if loss is not softmax_cross_entropy:
+            b, scores = len(labels), self.output.value.images(len(labels))[:, 0, 0]
+            mean, d = loss(scores, labels)
+            self.output.gradient.images(b)[:, 0, 0] = d * (share * np.float32(b))
+            return mean * b, int(np.sum(scores.argmax(axis=1) == labels))
         z, dz = self.output.value.place, self.output.gradient.place
-        loss, right = elementwise.softmax_cross_entropy(len(labels), self.output.size, z, labels, share, dz)
-        return loss, right
+        total, right = elementwise.softmax_cross_entropy(len(labels), self.output.size, z, labels, share, dz)
+        return total, right
 
-    def backward(self, b: int, frame: Frame) -> None:
-        """Add the gradient to the vector at ``frame.g``."""
-        for stage in reversed(self.stages):
-            self._backward(stage, b, frame)
-
-    def _backward(self, stage: Stage, b: int, frame: Frame) -> None:
-        for count, group in stage.groups(b, frame):
-            for step in reversed(stage.steps):
-                step.backward(count, group)
-
-    def forward_piece(self, stages: list[Stage], b: int, frame: Frame) -> None:
-        """Run the steps of one layer forward, with its current parameters."""
-        for stage in stages:
-            for step in stage.steps:
-                step.prepare(frame)
-            self._forward(stage, b, frame)
-
-    def backward_piece(self, stages: list[Stage], b: int, frame: Frame) -> None:
-        """Run the steps of one layer backward, and complete the gradient of its parameters."""
-        for stage in reversed(stages):
-            self._backward(stage, b, frame)
-            for step in stage.steps:
-                step.finish(frame)
+    def run_back(self, steps: Sequence[Step], b: int, frame: Frame) -> None:
+        """Run steps backward, and add the gradient to the vector at ``frame.g``."""
+        for step in reversed(steps):
+            step.backward(b, frame)

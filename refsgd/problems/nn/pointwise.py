@@ -7,70 +7,49 @@ import numpy as np
 
 from refsgd.problems.nn import elementwise
 from refsgd.problems.nn.frame import Frame
-from refsgd.problems.nn.layers import BatchNorm, Dropout, MaxPool
-from refsgd.problems.nn.memory import Buffer, Field, Place, zeros
+from refsgd.problems.nn.layers import BatchNorm, Dropout, MaxPool, Sigmoid, Tanh
+from refsgd.problems.nn.memory import Buffer, Field, Place, Scratch, zeros
 from refsgd.problems.nn.steps import NO_FLOOR, RELU, Step
 
 
-class MomentsStep(Step):
-    """The first half of batch norm: forward the statistics, backward the gradient of the input.
-
-    Each half needs all images before the other may begin, so a border between stages separates them (see
-    `refsgd.problems.nn.plan.Stage`)."""
-
-    def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: dict[str, int],
-                 relu: bool) -> None:
-        super().__init__(source, source)
-        c = source.shape[-1]
-        self.layer, self.at, self.normed = layer, at, target
-        self.floor = RELU if relu else NO_FLOOR
-        self.statistics = np.stack([np.zeros(c), np.ones(c)])  # mean and inverse deviation
-        self.sums, self.partial = np.zeros((3, c)), zeros(3, c)
-        self.norm = zeros(3, c)  # mean, scale and shift
-        self.factors = zeros(3, c)
-
-    def forward(self, b: int, frame: Frame) -> None:
-        s = self.source.value
-        if not frame.fixed:
-            elementwise.moments(b, *s.shape, s.place, frame.first == 0, self.partial, self.sums)
-        if frame.last:
-            elementwise.scale_and_shift(
-                self.numbers(b, frame), self.sums, not frame.fixed, self.layer.epsilon,
-                frame.x + self.at["gain"], frame.x + self.at["bias"], self.statistics, self.norm)
-
-    def numbers(self, b: int, frame: Frame) -> int:
-        """The count of numbers of each channel, up to the last of these images."""
-        rows, columns, _ = self.source.value.shape
-        return (frame.first + b) * rows * columns
-
-    def backward(self, b: int, frame: Frame) -> None:
-        s, t = self.source, self.normed.gradient
-        if s.wanted:
-            elementwise.normalise_backward(b, *s.value.shape, s.value.place, self.norm, t.place, self.floor,
-                                           self.factors, s.gradient.place)
-
-
 class BatchNormStep(Step):
-    """The second half of batch norm, with a relu if one follows: forward the output, backward the sums."""
+    """Batch norm, with a relu if one follows.
 
-    def __init__(self, moments: MomentsStep) -> None:
-        super().__init__(moments.source, moments.normed)
-        self.moments, self.at = moments, moments.at
+    Kernels see a row of an image as one pixel with ``run`` channels: long loops are fast."""
+
+    def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: dict[str, int], relu: bool,
+                 scratch: Scratch) -> None:
+        super().__init__(source, target)
+        self.layer, self.at, self.floor = layer, at, RELU if relu else NO_FLOOR
+        self.rows, columns, c = source.value.shape
+        self.run = columns * c
+        self.statistics = np.stack([np.zeros(c), np.ones(c)])  # mean and inverse deviation
+        self.norm, self.sums = zeros(3, self.run), np.zeros((2, self.run))  # mean, scale and shift
+        self.scratch = scratch
+        scratch.need("rows", 3 * self.run)
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, m = self.source.value, self.moments
-        elementwise.normalise(b, *s.shape, s.place, m.norm, self.target.value.place, m.floor)
+        place, partial = self.source.value.place, self.scratch.address("rows")
+        if not frame.fixed:
+            elementwise.moments(b, self.rows, self.run, self.source.shape[-1], place, partial, self.sums)
+            elementwise.scale_and_shift(
+                self._numbers(b), self.sums, partial + 8 * self.run, self.layer.epsilon,
+                frame.x + self.at["gain"], frame.x + self.at["bias"], self.statistics, self.norm)
+        elementwise.normalise(b, self.rows, self.run, place, self.norm, self.target.value.place, self.floor)
+
+    def _numbers(self, b: int) -> int:
+        """The count of numbers of each channel."""
+        return b * self.rows * self.run // self.source.shape[-1]
 
     def backward(self, b: int, frame: Frame) -> None:
-        s, m = self.source.value, self.moments
-        if frame.first == 0:
-            m.sums[:2] = 0
-        elementwise.normalise_sums(b, *s.shape, s.place, m.norm, self.target.gradient.place, m.floor,
-                                   m.partial, m.sums)
-        if frame.last:
-            gain, bias = self.at["gain"], self.at["bias"]
-            elementwise.normalise_factors(m.numbers(b, frame), m.sums, m.statistics, frame.x + gain,
-                                          frame.g + gain, frame.g + bias, m.factors)
+        x, dy, partial = self.source.value.place, self.target.gradient.place, self.scratch.address("rows")
+        elementwise.normalise_sums(b, self.rows, self.run, x, self.norm, dy, self.floor, partial, self.sums)
+        gain, bias = self.at["gain"], self.at["bias"]
+        elementwise.normalise_factors(self._numbers(b), self.sums, self.statistics, frame.x + gain,
+                                      frame.g + gain, frame.g + bias, partial)
+        if self.source.wanted:
+            elementwise.normalise_backward(b, self.rows, self.run, x, self.norm, dy, self.floor, partial,
+                                           self.source.gradient.place)
 
 
 class MaxPoolStep(Step):
@@ -86,7 +65,7 @@ class MaxPoolStep(Step):
     def forward(self, b: int, frame: Frame) -> None:
         s, t = self.source.value, self.target.value
         elementwise.max_pool((b, *t.shape[:2]), t.shape[2], s.place, s.shape, self.window, t.place,
-                             self.winner[frame.first * self.target.size :])
+                             self.winner)
 
     def backward(self, b: int, frame: Frame) -> None:
         t, d = self.target.gradient, self.source.gradient
@@ -95,7 +74,7 @@ class MaxPoolStep(Step):
         if not self.accumulate:
             elementwise.zero(d.corner, b * d.floats)
         elementwise.max_pool_backward((b, *t.shape[:2]), t.shape[2], t.place, d.shape, self.window,
-                                      self.winner[frame.first * self.target.size :], d.place)
+                                      self.winner, d.place)
 
 
 class AverageStep(Step):
@@ -150,6 +129,24 @@ class ReluStep(AddStep):
         return self.zeros.ctypes.data, 0, 0, 0
 
 
+class CurveStep(Step):
+    """A smooth activation, in place, by its definition: numpy's functions are as fast as a kernel."""
+
+    masks = True
+
+    def __init__(self, layer: Sigmoid | Tanh, buffer: Buffer) -> None:
+        super().__init__(buffer, buffer)
+        self.layer = layer
+
+    def forward(self, b: int, frame: Frame) -> None:
+        x = self.target.value.images(b)
+        x[...] = self.layer.forward({}, x)[0]
+
+    def backward(self, b: int, frame: Frame) -> None:
+        d = self.target.gradient.images(b)
+        d[...] = self.layer.backward({}, self.target.value.images(b), d)[0]
+
+
 class DropoutStep(Step):
     """Dropout in place, as a function of the position and ``frame.key``."""
 
@@ -171,7 +168,7 @@ class DropoutStep(Step):
         low, high = frame.key & 0xFFFFFFFF, frame.key >> 32 & 0xFFFFFFFF
         scale = np.float32(1 / (1 - self.layer.rate))
         rows, columns, c = field.shape
-        elementwise.dropout(b, rows, columns * c, field.place, frame.first * self.target.size, low, high,
+        elementwise.dropout(b, rows, columns * c, field.place, low, high,
                             int(self.layer.threshold), scale)
 
 

@@ -5,7 +5,7 @@ The kernels are tested against these functions, and nets use them if numba canno
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,8 @@ import numpy as np
 from refsgd.problems.nn.layer import Array, Layer, backward, forward
 from refsgd.problems.nn.layers import BatchNorm, softmax_cross_entropy
 
+#: (scores, labels) -> the mean loss, and its gradient by the scores
+Loss = Callable[[Array, Array], tuple[float, Array]]
 _CHUNK = 64  # images evaluated at once
 
 
@@ -29,23 +31,24 @@ def has_kernels() -> bool:
     return True
 
 
-def gradient(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array) -> tuple[float, Array]:
+def gradient(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array,
+             loss_of: Loss = softmax_cross_entropy) -> tuple[float, Array]:
     """Mean loss over a batch and its gradient as one flat vector."""
     z, kept = forward(layers, p, images)
-    loss, dz = softmax_cross_entropy(z, labels)
+    loss, dz = loss_of(z, labels)
     _, gradients = backward(layers, p, kept, dz)
     return loss, np.concatenate([part.ravel() for part in flattened(gradients)])
 
 
 def loss_and_accuracy(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array,
-                      sample: Array) -> tuple[float, float]:
+                      sample: Array, loss_of: Loss = softmax_cross_entropy) -> tuple[float, float]:
     """Mean loss and share of images classified correctly; batch norm takes its statistics from `sample`."""
     _fix_statistics(layers, p, sample)
     loss, right = 0.0, 0
     for k in range(0, len(images), _CHUNK):
         z, _ = forward(layers, p, images[k:k + _CHUNK])
         truth = labels[k:k + _CHUNK]
-        loss += softmax_cross_entropy(z, truth)[0] * len(truth)
+        loss += loss_of(z, truth)[0] * len(truth)
         right += int(np.sum(z.argmax(axis=1) == truth))
     return loss / len(images), right / len(images)
 

@@ -39,15 +39,15 @@ def _processor() -> tuple[int, int]:
     if features.get("avx512f"):
         return 16, 8  # 32 registers of 16
     if features.get("avx"):
-        return 8, 4  # 16 registers of 8
+        return 8, 6  # 16 registers of 8
     return 4, 4  # SSE and NEON: 16 or 32 registers of 4
 
 
 LANES, ROWS = _processor()
 VECTORS = 2  # width of a tile, at most
-SPARSE_VECTORS = 4  # width of `sparse`, at most
 
-_i1, _i32, I64, _f32 = ir.IntType(1), ir.IntType(32), ir.IntType(64), ir.FloatType()
+I8, I32, I64 = (ir.IntType(bits) for bits in (8, 32, 64))
+_f32 = ir.FloatType()
 _vector = ir.VectorType(_f32, LANES)
 ZERO = ir.Constant(_vector, [0.0] * LANES)
 
@@ -55,15 +55,17 @@ ZERO = ir.Constant(_vector, [0.0] * LANES)
 def emitted(emit: Any) -> Any:
     """Turn ``emit(b, *arguments)``, which emits code with the builder b, into a function that kernels call.
 
-    Floating-point arguments reach it as float32, all others as int64.
+    Floating-point arguments reach it as float32, all others as int64, alone or in tuples.
     """
     @functools.wraps(emit)  # numba reads the names of the arguments, except the first
     def typed(context, *given):
         def generate(context, b, signature, arguments):
-            emit(b, *arguments)
+            emit(b, *(cgutils.unpack_tuple(b, value) if isinstance(kind, types.BaseTuple) else value
+                      for kind, value in zip(signature.args, arguments, strict=True)))
             return context.get_dummy_value()
 
-        return types.void(*(types.float32 if isinstance(kind, types.Float) else types.int64
+        return types.void(*(types.UniTuple(types.int64, len(kind)) if isinstance(kind, types.BaseTuple)
+                            else types.float32 if isinstance(kind, types.Float) else types.int64
                             for kind in given)), generate
 
     return intrinsic(typed)
@@ -80,8 +82,8 @@ def _scalar(b: Any, address: Any) -> Any:
 def splat(b: Any, value: Any, kind: Any = _vector) -> Any:
     """A number in all lanes."""
     undefined = ir.Constant(kind, ir.Undefined)
-    first = b.insert_element(undefined, value, _i32(0))
-    return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(_i32, LANES), [0] * LANES))
+    first = b.insert_element(undefined, value, I32(0))
+    return b.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
 
 
 def mask_of(b: Any, lanes: Any) -> Any:
@@ -95,28 +97,21 @@ def load(b: Any, address: Any, mask: Any = None) -> Any:
     pointer = _pointer(b, address, _vector)
     if mask is None:
         return b.load(pointer, align=4)
-    kind = ir.FunctionType(_vector, [pointer.type, _i32, mask.type, _vector])
+    kind = ir.FunctionType(_vector, [pointer.type, I32, mask.type, _vector])
     function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
-    return b.call(function, [pointer, _i32(4), mask, ZERO])
+    return b.call(function, [pointer, I32(4), mask, ZERO])
 
 
 def store(b: Any, value: Any, address: Any, mask: Any = None) -> None:
-    """Store the masked lanes, or all, to an address."""
-    pointer = _pointer(b, address, _vector)
+    """Store the masked lanes, or all, of floats or bytes to an address."""
+    pointer, align = _pointer(b, address, value.type), 4 if value.type == _vector else 1
     if mask is None:
-        b.store(value, pointer, align=4)
+        b.store(value, pointer, align=align)
         return
-    kind = ir.FunctionType(ir.VoidType(), [_vector, pointer.type, _i32, mask.type])
-    function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
-    b.call(function, [value, pointer, _i32(4), mask])
-
-
-def _prefetch(b: Any, address: Any) -> None:
-    """Prefetch a cache line; the address need not be valid."""
-    pointer = _pointer(b, address, ir.IntType(8))
-    kind = ir.FunctionType(ir.VoidType(), [pointer.type, _i32, _i32, _i32])
-    read, keep, data = _i32(0), _i32(3), _i32(1)
-    b.call(cgutils.get_or_insert_function(b.module, kind, "llvm.prefetch.p0"), [pointer, read, keep, data])
+    kind = ir.FunctionType(ir.VoidType(), [value.type, pointer.type, I32, mask.type])
+    name = f"v{LANES}{'f32' if value.type == _vector else 'i8'}"
+    function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.store.{name}.p0")
+    b.call(function, [value, pointer, I32(align), mask])
 
 
 def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
@@ -127,16 +122,25 @@ def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
 def by_width(b: Any, columns: Any, widths: Sequence[int], emit: Any) -> None:
     """Emit ``emit(masks)`` for each of the ``widths``, in vectors; the first that holds the columns runs.
 
-    Only the last vector has a mask.
+    Only the last vector has a mask, and none if the columns fill it: without AVX-512, a mask costs as much
+    as a product.
     """
     width, *wider = widths
-    masks = [None] * (width - 1) + [mask_of(b, b.sub(columns, I64((width - 1) * LANES)))]
+    whole = I64(width * LANES)
+
+    def fitting() -> None:
+        with b.if_else(b.icmp_signed("==", columns, whole)) as (full, partial):
+            with full:
+                emit([None] * width)
+            with partial:
+                emit([None] * (width - 1) + [mask_of(b, b.sub(columns, I64((width - 1) * LANES)))])
+
     if not wider:
-        emit(masks)
+        fitting()
         return
-    with b.if_else(b.icmp_signed("<=", columns, I64(width * LANES))) as (fits, exceeds):
+    with b.if_else(b.icmp_signed("<=", columns, whole)) as (fits, exceeds):
         with fits:
-            emit(masks)
+            fitting()
         with exceeds:
             by_width(b, columns, wider, emit)
 
@@ -151,54 +155,48 @@ def variables(b: Any, count: int) -> list[Any]:
     return [cgutils.alloca_once(b, _vector) for _ in range(count)]
 
 
-# The weights of a wide layer come from memory, and their rows are too far apart for the processor's
-# prefetcher.
-_ROWS_AHEAD = 16
+def make_tile(height: int) -> Any:
+    """An intrinsic that computes one tile of a matrix product whose operands are found through lists.
 
+    ``tile(count, (a, rows, steps), (w, wk), (c, targets), (start, begins), floor, columns)`` computes, for
+    m < height and n < columns (at most `VECTORS` vectors),
 
-def make_tile(rows: int, widths: Sequence[int] = (1, VECTORS)) -> Any:
-    """An intrinsic that computes one tile of a matrix product of strided operands.
+        c[targets[m] + n] = max(start[begins[m] + n] + sum_{k < count} a[rows[m] + steps[k]] * w[k*wk + n],
+                                floor)
 
-    ``tile(a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, columns)`` computes, for m < rows and
-    n < columns,
-
-        c[m, n] = max(start[m, n] + sum_{i < ni, j < nj} a[m*am + i*ai + j*aj] * w[i*wi + j*wj + n], floor)
-
-    in one of the ``widths``, counted in vectors; the last holds all columns. ``c`` has row stride ``cm``,
-    ``start`` (bias, zeros, or ``c`` itself to accumulate) row stride ``sm``. The strides decide whether a
-    tile is part of a convolution, of its weight gradient or of a linear layer.
+    ``w`` is one panel: its rows have whole vectors, the last of them filled with anything. ``rows``,
+    ``steps``, ``targets`` and ``begins`` are addresses of lists of offsets in bytes (int64); ``start`` is a
+    bias, zeros, or ``c`` itself to accumulate. The lists decide whether a tile is part of a
+    convolution, of its weight gradient or of a linear layer.
     """
 
     @emitted
-    def tile(b, a, am, ni, ai, nj, aj, w, wi, wj, c, cm, start, sm, floor, columns):
+    def tile(b, count, a, w, c, start, floor, columns):
+        def entry(offsets: Any, k: Any) -> Any:
+            return b.load(_pointer(b, b.add(offsets, b.mul(k, I64(8))), I64))
+
         def of_width(masks: list[Any]) -> None:
-            sums = [variables(b, len(masks)) for _ in range(rows)]
+            sums = [variables(b, len(masks)) for _ in range(height)]
             for m, row_sums in enumerate(sums):
-                begin = each_vector(b, b.add(start, b.mul(sm, I64(m))), masks)
+                begin = each_vector(b, b.add(start[0], entry(start[1], I64(m))), masks)
                 for total, (address, mask) in zip(row_sums, begin, strict=True):
                     b.store(load(b, address, mask), total)
-            offsets = [b.mul(am, I64(m)) for m in range(rows)]
-            with cgutils.for_range(b, ni) as outer:
-                row = b.add(a, b.mul(outer.index, ai))
-                base = [b.add(row, offset) for offset in offsets]
-                weights = b.add(w, b.mul(outer.index, wi))
-                with cgutils.for_range(b, nj) as inner:
-                    here = b.add(weights, b.mul(inner.index, wj))
-                    for address, _ in each_vector(b, b.add(here, b.mul(wj, I64(_ROWS_AHEAD))), masks):
-                        _prefetch(b, address)
-                    loaded = [load(b, address, mask) for address, mask in each_vector(b, here, masks)]
-                    step = b.mul(inner.index, aj)
-                    for m, row_sums in enumerate(sums):
-                        value = splat(b, _scalar(b, b.add(base[m], step)))
-                        for total, weight in zip(row_sums, loaded, strict=True):
-                            b.store(multiply_add(b, value, weight, b.load(total)), total)
+            bases = [b.add(a[0], entry(a[1], I64(m))) for m in range(height)]
+            with cgutils.for_range(b, count) as loop:
+                here = b.add(w[0], b.mul(loop.index, w[1]))
+                weights = [load(b, address) for address, _ in each_vector(b, here, masks)]
+                step = entry(a[2], loop.index)
+                for base, row_sums in zip(bases, sums, strict=True):
+                    value = splat(b, _scalar(b, b.add(base, step)))
+                    for total, weight in zip(row_sums, weights, strict=True):
+                        b.store(multiply_add(b, value, weight, b.load(total)), total)
             least = splat(b, floor)
             for m, row_sums in enumerate(sums):
-                to = each_vector(b, b.add(c, b.mul(cm, I64(m))), masks)
+                to = each_vector(b, b.add(c[0], entry(c[1], I64(m))), masks)
                 for total, (address, mask) in zip(row_sums, to, strict=True):
                     store(b, above(b, b.load(total), least), address, mask)
 
-        by_width(b, columns, widths, of_width)
+        by_width(b, columns, range(1, VECTORS + 1), of_width)
 
     return tile
 
@@ -208,107 +206,47 @@ def above(b: Any, value: Any, least: Any) -> Any:
     return b.select(b.fcmp_ordered("<", value, least), least, value)
 
 
-@emitted
-def sparse(b, dw, x, w, dx, offsets, values, count, columns):
-    """One row of taps of a convolution whose output gradient has few entries ``g_p`` at offsets ``o_p``.
+def make_sparse(rows: int, vectors: int, inputs: bool) -> Any:
+    """An intrinsic for ``rows`` rows of taps of a convolution whose output gradient has few entries ``g_p``,
+    at offsets ``o_p``.
 
-    ``sparse(dw, x, w, dx, offsets, values, count, columns)`` computes ``dw[k] += sum_p g_p * x[o_p + k]``
-    and, for every p in turn, ``dx[o_p + k] += g_p * w[k]``, for k < columns, at most those of
-    `SPARSE_VECTORS` vectors.
-    """
-
-    def of_width(masks: list[Any]) -> None:
-        weights = [load(b, address, mask) for address, mask in each_vector(b, w, masks)]
-
-        def inputs(offset: Any, g: Any) -> None:
-            to = each_vector(b, b.add(dx, offset), masks)
-            for (address, mask), weight in zip(to, weights, strict=True):
-                store(b, multiply_add(b, g, weight, load(b, address, mask)), address, mask)
-
-        _sum_entries(b, each_vector(b, dw, masks), each_vector(b, x, masks), offsets, values, count, inputs)
-
-    by_width(b, columns, range(1, SPARSE_VECTORS + 1), of_width)
-
-
-def make_sparse_rows(rows: int) -> Any:
-    """`sparse` without dx, for ``rows`` rows of taps of one vector each: independent sums hide the latency.
-
-    ``sparse_rows(dw, wr, x, xr, offsets, values, count, lanes)``: row r of ``dw`` starts at ``r*wr``, that of
-    ``x`` at ``r*xr``.
+    ``sparse((dw, wr), (x, xr), w, dx, (offsets, values, count), columns)`` computes, for k < columns, at most
+    those of the ``vectors``, ``dw[k] += sum_p g_p * x[o_p + k]`` and, if ``inputs``, ``dx[o_p + k] += g_p *
+    w[k]`` for every p in turn. Rows of dw are ``wr`` apart, those of x ``xr``; several rows are independent
+    sums, which hide the latency of an addition.
     """
 
     @emitted
-    def sparse_rows(b, dw, wr, x, xr, offsets, values, count, lanes):
-        mask = mask_of(b, lanes)
-        to = [(b.add(dw, b.mul(wr, I64(r))), mask) for r in range(rows)]
-        source = [(b.add(x, b.mul(xr, I64(r))), mask) for r in range(rows)]
-        _sum_entries(b, to, source, offsets, values, count)
+    def sparse(b, dw, x, w, dx, entries, columns):
+        offsets, values, count = entries
 
-    return sparse_rows
+        def of_width(masks: list[Any]) -> None:
+            to, source = ([place for r in range(rows)
+                           for place in each_vector(b, b.add(first, b.mul(stride, I64(r))), masks)]
+                          for first, stride in (dw, x))
+            weights = [load(b, *place) for place in each_vector(b, w, masks)] if inputs else []
+            sums = variables(b, len(to))
+            for total, place in zip(sums, to, strict=True):
+                b.store(load(b, *place), total)
+            with cgutils.for_range(b, count) as loop:
+                offset = b.load(_pointer(b, b.add(offsets, b.mul(loop.index, I64(8))), I64))
+                g = splat(b, _scalar(b, b.add(values, b.mul(loop.index, I64(4)))))
+                for total, (address, mask) in zip(sums, source, strict=True):
+                    value = load(b, b.add(address, offset), mask)
+                    b.store(multiply_add(b, g, value, b.load(total)), total)
+                for place, weight in zip(each_vector(b, b.add(dx, offset), masks), weights, strict=False):
+                    store(b, multiply_add(b, g, weight, load(b, *place)), *place)
+            for total, place in zip(sums, to, strict=True):
+                store(b, b.load(total), *place)
 
+        by_width(b, columns, range(1, vectors + 1), of_width)
 
-def _sum_entries(b: Any, to: Any, source: Any, offsets: Any, values: Any, count: Any,
-                 more: Any = None) -> None:
-    """Emit ``to += sum_p g_p * source[o_p]`` for vectors with masks, and ``more(o_p, g_p)`` for each p."""
-    sums = variables(b, len(to))
-    for total, (address, mask) in zip(sums, to, strict=True):
-        b.store(load(b, address, mask), total)
-    with cgutils.for_range(b, count) as loop:
-        offset = b.load(_pointer(b, b.add(offsets, b.mul(loop.index, I64(8))), I64))
-        g = splat(b, _scalar(b, b.add(values, b.mul(loop.index, I64(4)))))
-        for total, (address, mask) in zip(sums, source, strict=True):
-            value = load(b, b.add(address, offset), mask)
-            b.store(multiply_add(b, g, value, b.load(total)), total)
-        if more is not None:
-            more(offset, g)
-    for total, (address, mask) in zip(sums, to, strict=True):
-        store(b, b.load(total), address, mask)
-
-
-def make_transform(matrix: tuple[tuple[float, ...], ...], added: bool) -> Any:
-    """An intrinsic that computes ``A X A.T`` for one tile X of vectors and a small constant matrix A.
-
-    ``transform(x, xi, xj, y, yi, yj, start, si, sj, floor, lanes)`` processes ``lanes`` channels: element
-    (i, j) of X is at ``x + i*xi + j*xj``. If ``added``, the result is ``max(start + A X A.T, floor)``, else
-    the four arguments after yj are ignored.
-    """
-    size = len(matrix[0])
-
-    def combine(b: Any, row: tuple[float, ...], values: list[Any]) -> Any:
-        """Sum of factor * value; entries 0, 1 and -1 cost no multiplication."""
-        total = None
-        for factor, value in sorted(zip(row, values, strict=True), key=lambda pair: -pair[0]):
-            if abs(factor) not in (0, 1):
-                value = b.fmul(value, ir.Constant(_vector, [abs(factor)] * LANES))
-            if factor and total is None:
-                total = value if factor > 0 else b.fsub(ZERO, value)
-            elif factor:
-                total = b.fadd(total, value) if factor > 0 else b.fsub(total, value)
-        return total
-
-    @emitted
-    def transform(b, x, xi, xj, y, yi, yj, start, si, sj, floor, lanes):
-        mask, least = mask_of(b, lanes), splat(b, floor)
-
-        def place(address: Any, row: Any, column: Any, i: int, j: int) -> Any:
-            return b.add(b.add(address, b.mul(row, I64(i))), b.mul(column, I64(j)))
-
-        tile = [[load(b, place(x, xi, xj, i, j), mask) for j in range(size)] for i in range(size)]
-        half = [[combine(b, row, [tile[i][j] for i in range(size)]) for j in range(size)] for row in matrix]
-        for i in range(len(matrix)):
-            for j, row in enumerate(matrix):
-                value = combine(b, row, half[i])
-                if added:
-                    value = b.fadd(value, load(b, place(start, si, sj, i, j), mask))
-                    value = above(b, value, least)
-                store(b, value, place(y, yi, yj, i, j), mask)
-
-    return transform
+    return sparse
 
 
 @emitted
-def transpose_block(b, a, ar, t, tr, accumulate):
-    """``t = a.T``, or to ``accumulate`` ``t += a.T``, for LANES x LANES; row strides ``ar`` and ``tr``."""
+def transpose_block(b, a, ar, t, tr):
+    """``t = a.T`` for LANES x LANES; row strides ``ar`` and ``tr``."""
     rows = [load(b, b.add(a, b.mul(ar, I64(i)))) for i in range(LANES)]
     size = 1
     while size < LANES:
@@ -316,31 +254,23 @@ def transpose_block(b, a, ar, t, tr, accumulate):
         for i in (i for i in range(LANES) if not i & size):
             upper = [j if not j & size else LANES + j - size for j in range(LANES)]
             lower = [j + size if not j & size else LANES + j for j in range(LANES)]
-            kind = ir.VectorType(_i32, LANES)
+            kind = ir.VectorType(I32, LANES)
             pair = rows[i], rows[i + size]
             rows[i] = b.shuffle_vector(*pair, ir.Constant(kind, upper))
             rows[i + size] = b.shuffle_vector(*pair, ir.Constant(kind, lower))
         size *= 2
-    targets = [b.add(t, b.mul(tr, I64(i))) for i in range(LANES)]
-    with b.if_else(b.trunc(accumulate, _i1)) as (add, overwrite):
-        with add:
-            for row, target in zip(rows, targets, strict=True):
-                store(b, b.fadd(row, load(b, target)), target)
-        with overwrite:
-            for row, target in zip(rows, targets, strict=True):
-                store(b, row, target)
+    for i, row in enumerate(rows):
+        store(b, row, b.add(t, b.mul(tr, I64(i))))
 
 
-# Sizes, strides and addresses, and the floor.
-PRODUCT = types.void(*[types.int64] * 16, types.float32)
+_two, _three = (types.UniTuple(types.int64, count) for count in (2, 3))
+PRODUCT = types.void(_three, _three, _three, _two, _two, types.float32)
 
 
 @intrinsic
-def call_product(context, m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor):
-    """Call `refsgd.problems.nn.kernels.product` through the linker, so that it is not copied into callers.
-
-    ``call_product(m, n, a, am, ni, ai, nj, aj, w, wi, wj, wp, c, cm, start, sm, floor)``
-    """
+def call_product(context, sizes, a, w, c, start, floor):
+    """Call `refsgd.problems.nn.kernels.product` with its arguments (`sizes`, `a`, ...) through the linker, so
+    that it is not copied into callers."""
 
     def generate(context, b, signature, arguments):
         convention = context.call_conv

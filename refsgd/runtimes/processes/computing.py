@@ -91,6 +91,7 @@ class Computing:
                     self._long.discard((task.node, done.job.effect.kind))
                 self.finished.append(done)
                 self._knock()
+                del done  # otherwise the gradient and the parameters live until the next one is computed
 
         threading.Thread(target=loop, name=f"{task.node} computes", daemon=True).start()
         return work

@@ -144,8 +144,8 @@ class Launch:
             self.pids[process] = child.pid or 0
         self.ends.forked()
 
-    def watch(self) -> None:
-        """Watch the processes until all have ended."""
+    def watch(self, on_start: Callable[[dict[str, int]], None] | None = None) -> None:
+        """Watch the processes until all have ended; `on_start` gets their pids by node when all are ready."""
         sentinels = {child.sentinel: process for process, child in self.children.items()}
         receiver = self.records[0]
         while sentinels:
@@ -158,7 +158,7 @@ class Launch:
             if self._closing:
                 self._watch.closing()
             else:
-                self._begin()
+                self._begin(on_start)
                 self._count()
                 self._watch.look()
 
@@ -261,9 +261,11 @@ class Launch:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         return f"; waiting: {', '.join(words)}{more}" if words else ""
 
-    def _begin(self) -> None:
+    def _begin(self, on_start: Callable[[dict[str, int]], None] | None) -> None:
         """Start all processes together once all are ready."""
         if not self.status.run.start and all(self.status.process[p].ready for p in self.living):
+            if on_start is not None:
+                on_start({n: self.pids[p] for n, p in self.process_of.items() if p in self.pids})
             self.status.run.start = int((time.monotonic() + LEAD) * 1e9)
             self._wake_all()
 

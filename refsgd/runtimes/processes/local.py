@@ -60,10 +60,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     try:
         with threadpoolctl.threadpool_limits(1):  # inherited, because finding the libraries takes a while
             launch.start()
-        if on_start is not None:
-            on_start({node: launch.pids[process] for node, process in launch.process_of.items()
-                      if process in launch.pids})
-        launch.watch()
+        launch.watch(on_start)
     finally:
         launch.end()
     return launch.result()

@@ -26,6 +26,9 @@ class Monitor:
     """Samples processes `every` so many seconds from a thread of this one, from `start` to `stop`; a sample
     costs about 0.1 ms per process.
 
+    "grown" is by how much the most private memory (resident without shared, on Linux) exceeds the least
+    before, at the start: it leaves out the interpreter, its modules, the data, and arrays in shared memory.
+
     >>> import time
     >>> monitor = Monitor(every=0.01)
     >>> monitor.start({})
@@ -54,6 +57,9 @@ class Monitor:
                 self._processes[node] = psutil.Process(pid)
         self.samples = {node: [] for node in self._processes}
         self._cpu = dict.fromkeys(self._processes, 0.0)
+        self._grown, self._least = dict.fromkeys(self._processes, 0), dict[str, int]()
+        # Here, not in the thread, which may run first when the programs have begun.
+        self._first = {node: self._used(p) for node, p in self._processes.items()}
         self._thread = threading.Thread(target=self._watch, name="refsgd-monitor", daemon=True)
         self._thread.start()
 
@@ -67,34 +73,37 @@ class Monitor:
             if found:
                 out[node] = {"cpu": self._cpu[node] / found[-1].time if found[-1].time else 0.0,
                              "rss_max": max(s.rss for s in found),
+                             "grown": self._grown[node],
                              "read": found[-1].read, "written": found[-1].written,
                              "samples": [list(s) for s in found]}
         return out
 
     def _watch(self) -> None:
-        first = {node: self._used(p) for node, p in self._processes.items()}
         before = dict.fromkeys(self._processes, 0.0)
         while not self._done.wait(self.every):
             for node, process in list(self._processes.items()):
-                used, since = self._used(process), first[node]
+                used, since = self._used(process), self._first[node]
                 if used is None or since is None:  # it has ended
                     del self._processes[node]
                     continue
                 now = time.perf_counter() - self._zero
                 last = self.samples[node][-1].time if self.samples[node] else 0.0
-                cpu, rss, read, written = used
+                cpu, rss, read, written, private = used
+                self._least[node] = min(self._least.get(node, since[4]), private)
+                self._grown[node] = max(self._grown[node], private - self._least[node])
                 self._cpu[node] = cpu - since[0]
                 self.samples[node].append(Sample(now, (cpu - since[0] - before[node]) / (now - last),
                                                  int(rss), int(read - since[2]), int(written - since[3])))
                 before[node] = cpu - since[0]
 
     @staticmethod
-    def _used(process: psutil.Process) -> tuple[float, int, int, int] | None:
+    def _used(process: psutil.Process) -> tuple[float, int, int, int, int] | None:
         try:
             with process.oneshot():
                 times = process.cpu_times()
                 files = process.io_counters() if hasattr(process, "io_counters") else None  # not on macOS
-                return (times.user + times.system, process.memory_info().rss,
-                        files.read_bytes if files else 0, files.write_bytes if files else 0)
+                memory = process.memory_info()
+                return (times.user + times.system, memory.rss, files.read_bytes if files else 0,
+                        files.write_bytes if files else 0, memory.rss - getattr(memory, "shared", 0))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             return None

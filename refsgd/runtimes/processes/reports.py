@@ -23,6 +23,8 @@ from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.trace import Event, Marked, Run, Sent, Trace, Use, thin
 
+_BUFFER = 1 << 16  # bytes of a message that are written at once
+
 
 class ChildTraceback(Exception):
     """Carries the traceback of another process, as text."""
@@ -68,10 +70,10 @@ class Outbox:
         self._fd = unnamed_file("outbox")
 
     def put(self, message: Any) -> None:
-        """Add a message in one system call, because the process may be killed after any."""
-        view = memoryview(pickle.dumps(message, protocol=5))
-        while view:  # nearly always once: the system takes at most 2 GB
-            view = view[os.write(self._fd, view) :]
+        """Add a message: a small one in one system call, because the process may be killed after any, a large
+        one array by array, because a copy of all of them may not fit into memory."""
+        with open(self._fd, "wb", buffering=_BUFFER, closefd=False) as file:
+            pickle.dump(message, file, protocol=5)
 
     def messages(self) -> list[Any]:
         """All complete messages; a death may have cut the last one short."""

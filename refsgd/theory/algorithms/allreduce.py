@@ -31,7 +31,7 @@ def collective(c: Setting, name: str = "ring") -> Exchange:
         return collectives.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)  # 8 for each tree
     if name == "hierarchical":
         return _hierarchical(c, link)
-    options = {"columns": c.options.get("columns")} if name == "torus" else {}
+    options = {key: c.options.get(key) for key in ("columns", "rings")}
     return collectives.allreduce(name, c.workers, c.nbytes, link, **options)
 
 

@@ -57,15 +57,17 @@ def at_slowest_update(c: Setting, p: Prediction) -> Prediction:
 
 
 def on_shared_links(c: Setting, run: ring.Rounds, long: ring.Rounds, update: float,
-                    lower: float | None = None) -> tuple[Prediction, Prediction]:
+                    lower: float | None = None,
+                    told: str = "the peers' recursion on the links that they share"
+                    ) -> tuple[Prediction, Prediction]:
     """Iteration and run from an evaluation of peers' scripts."""
     mean = iteration.mean_time(c.times)
     straggling = max(min((lower or mean) - mean, long.pace.value - mean - update), 0.0)
     terms = {"compute E[T]": mean, "straggling": straggling, "update": update,
              "transfer": max(long.pace.value - mean - update - straggling, 0.0)}
-    told = "the peers' recursion on the links that they share", "Baccelli et al. 1992", ""
-    return (long.pace.predicted("s", terms, *told, faithful=long.steady),
-            run.end.predicted("s", {"last peer": run.end.value}, *told, faithful=run.whole))
+    source = "Baccelli et al. 1992"
+    return (long.pace.predicted("s", terms, told, source, faithful=long.steady),
+            run.end.predicted("s", {"last peer": run.end.value}, told, source, faithful=run.whole))
 
 
 def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, before: bool,

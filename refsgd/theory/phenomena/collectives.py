@@ -272,7 +272,7 @@ def allreduce(collective: str, workers: int, nbytes: float, link: Link, **option
     """An allreduce by name: a key of `ALLREDUCE`, "rings", "torus" or "hierarchical"."""
     name = collective.replace("_", "-")
     if name == "rings":
-        k = int(options.get("count", 2))
+        k = int(options.get("rings") or 2)
         if link.reduction:  # without a formula; one ring, in which nothing hides the reductions
             return ring(workers, nbytes, link)
         return rings(workers, nbytes, link, k)

@@ -23,8 +23,13 @@ def _state(optimiser: str) -> int:
 
 
 def worker(parameters: int, activations_per_image: float, batch: int, *, optimiser: str = "sgd",
-           forward_only: bool = False, itemsize: int = 4, buffers: float = 0.0) -> Prediction:
-    """Bytes of a worker: parameters, gradient, optimiser state, batch x activations, exchange buffers."""
+           forward_only: bool = False, itemsize: int = 4, buffers: float = 0.0,
+           working: float = 0.0) -> Prediction:
+    """Bytes of a worker: parameters, gradient, optimiser state, batch x activations, exchange buffers.
+
+    `working` counts the vectors that an update or a sum creates beside them, as every function does that
+    returns a new array instead of changing one.
+    """
     d, b = check_count("parameters", parameters, 0), check_count("batch", batch, 0)
     if activations_per_image < 0 or buffers < 0:
         raise DomainError(
@@ -33,14 +38,15 @@ def worker(parameters: int, activations_per_image: float, batch: int, *, optimis
     terms = {"parameters": m, "buffers": float(buffers)}
     if not forward_only:
         terms |= {"gradient": m, "optimiser state": _state(optimiser) * m,
-                  "activations": b * float(activations_per_image)}
+                  "activations": b * float(activations_per_image), "working copies": working * m}
     return Prediction(sum(terms.values()), "bytes", "exact", terms,
-                      "M + M + state + b x activations + buffers", "Rajbhandari et al. 2020",
+                      "M + M + state + b x activations + buffers + working copies", "Rajbhandari et al. 2020",
                       "nothing recomputed, no fragmentation, no framework")
 
 
 def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: str = "sgd",
-           collects: bool = False, backups: bool = False, itemsize: int = 4) -> Prediction:
+           collects: bool = False, backups: bool = False, itemsize: int = 4,
+           working: float = 0.0) -> Prediction:
     """Bytes of one of K servers: M/K, its optimiser state, and gradients: one sum, or one for each worker.
 
     One sum is enough if gradients are added on arrival, as in TensorFlow's ``ConditionalAccumulator``, where
@@ -51,8 +57,46 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
     d, k = check_count("parameters", parameters, 0), check_count("servers", servers)
     n, m = check_count("workers", workers), itemsize * d / k
     terms = {"parameters": m, "optimiser state": _state(optimiser) * m,
-             "gradients": (n if collects else 1) * m}
+             "gradients": (n if collects else 1) * m, "working copies": working * m}
     if backups:
         terms["backups"] = n * m
-    return Prediction(sum(terms.values()), "bytes", "exact", terms, "M/K (1 + state + gradients + backups)",
-                      "Li et al. 2014", "even slices")
+    return Prediction(sum(terms.values()), "bytes", "exact", terms,
+                      "M/K (1 + state + gradients + backups + working copies)", "Li et al. 2014",
+                      "even slices")
+
+
+def zero(parameters: int, workers: int, stage: int, largest_layer: int, *, optimiser: str = "sgd",
+         itemsize: int = 4) -> Prediction:
+    """Bytes of the fullest peer of ZeRO without activations; what is divided is divided by n.
+
+    In stages 2 and 3 two vectors of one layer come on top: its gradient and the sum that arrives, or its
+    parameters and its gradient.
+    """
+    d, n = check_count("parameters", parameters, 0), check_count("workers", workers)
+    if stage not in (1, 2, 3):
+        raise DomainError(f"stage {stage}; expected 1, 2 or 3")
+    m, shard = float(itemsize * d), float(itemsize * -(-d // n))
+    terms = {"parameters": shard if stage == 3 else m, "gradient": m if stage == 1 else shard,
+             "optimiser state": _state(optimiser) * shard,
+             "largest layer": 2.0 * (stage > 1) * itemsize * check_count("largest_layer", largest_layer, 0)}
+    return Prediction(sum(terms.values()), "bytes", "exact", terms,
+                      "parameters + gradient + state, divided by n as the stage says, + 2 largest layer",
+                      "Rajbhandari et al. 2020", "no activations, no fragmentation, no framework")
+
+
+def stage(parameters: int, activations: float, batches: int = 1, *, versions: int = 1, optimiser: str = "sgd",
+          itemsize: int = 4, working: float = 0.0) -> Prediction:
+    """Bytes of a stage of a pipeline: M_k for each version of its parameters, activations of each batch in
+    flight.
+
+    GPipe has m micro-batches in flight and one version; PipeDream has K - k batches in flight at stage k,
+    each at a version of its own.
+    """
+    d, n = check_count("parameters", parameters, 0), check_count("batches", batches)
+    m = float(itemsize * d)
+    terms = {"parameters": m, "stashed versions": (check_count("versions", versions) - 1) * m,
+             "gradient": m, "optimiser state": _state(optimiser) * m,
+             "activations": n * float(activations), "working copies": working * m}
+    return Prediction(sum(terms.values()), "bytes", "exact", terms,
+                      "M_k (versions + gradient + state + working copies) + batches in flight x activations",
+                      "Huang et al. 2019; Narayanan et al. 2019", "nothing recomputed")

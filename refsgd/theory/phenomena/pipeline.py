@@ -8,11 +8,13 @@ References
 ----------
 Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", NeurIPS 2019.
 Narayanan et al., "PipeDream: generalized pipeline parallelism for DNN training", SOSP 2019.
+Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,14 +24,17 @@ from refsgd.cluster.machine import Machine
 from refsgd.theory.estimate import Uncovered, check_count
 from refsgd.theory.phenomena.ring import Rounds
 from refsgd.theory.phenomena.scripts import (
+    BACK,
     EVENTS,
     MARK,
     RECEIVE,
     REPLICAS,
     SEND,
+    TAKE,
     WORK,
     Peers,
     Script,
+    ring,
     summary,
     wired,
 )
@@ -38,104 +43,162 @@ from refsgd.theory.prediction import Prediction
 
 class Pipeline(NamedTuple):
     """Shares of a gradient's time by stage; bytes that cross each cut, for one example or, unless `by_row`,
-    for any number; examples of each batch of an epoch."""
+    for any number; examples of each batch of an epoch, by replica; bytes of each stage's parameters; stages
+    on each node.
+
+    Node k * replicas + r has the stages k, depth + k, ... of replica r.
+    """
 
     shares: tuple[float, ...]
     crossing: tuple[float, ...]
     by_row: bool
-    examples: tuple[int, ...]
+    examples: tuple[tuple[int, ...], ...]
+    held: tuple[int, ...] = ()
+    chunks: int = 1
 
-    def parts(self, t: int, micro: int = 1) -> list[tuple[float, int]]:
-        """The micro-batches of batch t: their share of it, and their size in units of `crossing`."""
-        count = self.examples[t % len(self.examples)]
+    @property
+    def depth(self) -> int:
+        """Nodes of a replica."""
+        return len(self.shares) // self.chunks
+
+    def share(self, k: int) -> float:
+        """Node k's share of a gradient's time."""
+        return sum(self.shares[k::self.depth])
+
+    def part(self, k: int, chunk: int) -> float:
+        """A chunk's share of its node's time."""
+        return self.shares[chunk * self.depth + k] / whole if (whole := self.share(k)) else 0.0
+
+    @property
+    def replicas(self) -> int:
+        """How many pipelines there are beside each other."""
+        return len(self.examples)
+
+    def parts(self, r: int, t: int, micro: int = 1) -> list[tuple[float, int]]:
+        """The micro-batches of replica r's batch t: their share of it, their size in units of `crossing`."""
+        count = self.examples[r][t % len(self.examples[r])]
         m = max(1, min(micro, count))
         sizes = [count * (j + 1) // m - count * j // m for j in range(m)]
         return [(size / count if count else 1.0, size if self.by_row else 1) for size in sizes]
 
     def sent(self, steps: int, micro: int = 1) -> float:
-        """Bytes of all messages: activations there and as many bytes of gradients back."""
-        return 2 * sum(self.crossing) * sum(size for t in range(steps) for _, size in self.parts(t, micro))
+        """Bytes of all activations, and as many of gradients back."""
+        return 2 * sum(self.crossing) * sum(size for r in range(self.replicas) for t in range(steps)
+                                            for _, size in self.parts(r, t, micro))
 
 
 DRAWN = 100_000  # events of all replicas of random times
-#: a stage's script: of stage k, with its times and those of its updates
-Order = Callable[[int, Iterator[float], Iterator[float]], Script]
+#: a node's script: of so many steps, with its times and those of its updates
+Order = Callable[[int, int, Iterator[float], Iterator[float]], Script]
 
 
-def bubble(micro_batches: int, stages: int) -> Prediction:
-    """Idle share of k equal stages with m micro-batches: (k-1)/(m+k-1), exact.
+def bubble(micro_batches: int, stages: int, chunks: int = 1) -> Prediction:
+    """Idle share of k nodes with v equal chunks each and m micro-batches: (k-1)/(vm+k-1), exact.
 
-    A stage works in m of the m + k - 1 slots from filling the pipeline to draining it.
+    A node works in v m of the v m + k - 1 slots from filling the pipeline to draining it.
 
     >>> bubble(4, 4).value
     0.42857142857142855
     """
     m, k = check_count("micro-batches", micro_batches), check_count("stages", stages)
-    return Prediction((k - 1) / (m + k - 1), "1", "exact", {"filling and draining": (k - 1) / (m + k - 1)},
-                      "(k-1)/(m+k-1)", "Huang et al. 2019, section 2.3", "equal stages; no time to hand over")
+    share = (k - 1) / (check_count("chunks", chunks) * m + k - 1)
+    return Prediction(share, "1", "exact", {"filling and draining": share}, "(k-1)/(v m+k-1)",
+                      "Huang et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2",
+                      "equal stages; no time to hand over; with v > 1, m a multiple of k")
 
 
-def forward(p: Pipeline, k: int, time: float, size: int) -> Script:
-    """A forward pass of so many seconds, with what it receives and sends."""
-    if k > 0:
-        yield RECEIVE, k - 1, 0
-    yield WORK, k, time / 3
-    if k < len(p.crossing):
-        yield SEND, k + 1, p.crossing[k] * size
+def forward(p: Pipeline, i: int, chunk: int, time: float, size: int) -> Script:
+    """A forward pass of so many seconds through a chunk on node i, with what it receives and sends."""
+    n, (k, r) = p.replicas, divmod(i, p.replicas)
+    stage = chunk * p.depth + k
+    if stage > 0:
+        yield RECEIVE, (k - 1) % p.depth * n + r, 0
+    yield WORK, i, time / 3
+    if stage < len(p.crossing):
+        yield SEND, (k + 1) % p.depth * n + r, p.crossing[stage] * size
 
 
-def backward(p: Pipeline, k: int, time: float, size: int) -> Script:
+def backward(p: Pipeline, i: int, chunk: int, time: float, size: int) -> Script:
     """A backward pass."""
-    if k < len(p.crossing):
-        yield RECEIVE, k + 1, 0
-    yield WORK, k, time * 2 / 3
-    if k > 0:
-        yield SEND, k - 1, p.crossing[k - 1] * size
+    n, (k, r) = p.replicas, divmod(i, p.replicas)
+    stage = chunk * p.depth + k
+    if stage < len(p.crossing):
+        yield TAKE, (k + 1) % p.depth * n + r, 0
+    yield WORK, i, time * 2 / 3
+    if stage > 0:
+        yield BACK, (k - 1) % p.depth * n + r, p.crossing[stage - 1] * size
 
 
-def all_forward(p: Pipeline, steps: int, micro: int) -> Order:
-    """GPipe: all micro-batches forward, all backward, the update."""
+def update(p: Pipeline, i: int, time: float, reduction: float) -> Script:
+    """The ring of a stage's replicas, the update, and the end of a step."""
+    k, r = divmod(i, p.replicas)
+    d, n = sum(p.held[k::p.depth]) // 4, p.replicas
+    sizes = [4 * (d * (j + 1) // n - d * j // n) for j in range(n)]
+    for what, other, much in ring(r, n, sizes, reduction):
+        yield what, k * n + other, much
+    yield WORK, i, time
+    yield MARK, i, 0
 
-    def script(k: int, times: Iterator[float], updates: Iterator[float]) -> Script:
+
+def together(p: Pipeline, micro: int, reduction: float, at_once: bool) -> Order:
+    """GPipe: all micro-batches of a step, the update.
+
+    Those `at_once` all go forward, then all backward, else a node alternates: with one chunk as soon as K - k
+    are in flight.
+    """
+
+    def script(i: int, steps: int, times: Iterator[float], updates: Iterator[float]) -> Script:
+        k, r = divmod(i, p.replicas)
         for t in range(steps):
-            parts, time = p.parts(t, micro), next(times)
-            for share, size in parts:
-                yield from forward(p, k, time * share, size)
-            for share, size in reversed(parts):
-                yield from backward(p, k, time * share, size)
-            yield WORK, k, next(updates)
-            yield MARK, k, 0
+            parts, time = p.parts(r, t, micro), next(times)
+            many = max(1, len(parts) // p.depth)
+            edges = [len(parts) * g // many for g in range(many + 1)]
+            there = [(c, j) for a, b in pairwise(edges) for c in range(p.chunks) for j in range(a, b)]
+            most = len(there) if at_once else p.depth - k
+            if p.chunks > 1 and not at_once:
+                most = 2 * (p.depth - k) - 1 + (p.chunks - 1) * (edges[-1] - edges[-2])
+            back = there[::-1] if at_once else [(p.chunks - 1 - c, j) for c, j in there]
+            gone = 0
+            for done, (c, j) in enumerate(back):
+                for fore, at in there[gone:min(done + most, len(there))]:
+                    yield from forward(p, i, fore, time * p.part(k, fore) * parts[at][0], parts[at][1])
+                    gone += 1
+                yield from backward(p, i, c, time * p.part(k, c) * parts[j][0], parts[j][1])
+            yield from update(p, i, next(updates), reduction)
 
     return script
 
 
-def in_turn(p: Pipeline, steps: int) -> Order:
+def in_turn(p: Pipeline, reduction: float) -> Order:
     """PipeDream: one forward, one backward and an update, with K - k batches in flight."""
 
-    def script(k: int, times: Iterator[float], updates: Iterator[float]) -> Script:
+    def script(i: int, steps: int, times: Iterator[float], updates: Iterator[float]) -> Script:
+        k, r = divmod(i, p.replicas)
         ahead = 0
         for b in range(steps):
             time = next(times)
-            while ahead < min(b + len(p.shares) - k, steps):
-                yield from forward(p, k, time, p.parts(ahead)[0][1])
+            while ahead < min(b + p.depth - k, steps):
+                yield from forward(p, i, 0, time, p.parts(r, ahead)[0][1])
                 ahead += 1
-            yield from backward(p, k, time, p.parts(b)[0][1])
-            yield WORK, k, next(updates)
-            yield MARK, k, 0
+            yield from backward(p, i, 0, time, p.parts(r, b)[0][1])
+            yield from update(p, i, next(updates), reduction)
 
     return script
 
 
 def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None], p: Pipeline,
-           order: Callable[[int], Order], steps: int, micro: int, more: int = 0) -> Rounds:
-    """Seconds of a batch in the long run, and of the whole run; `order`: by the number of steps.
+           order: Order, steps: int, micro: int, more: int = 0) -> Rounds:
+    """Seconds of a batch in the long run, and of the whole run.
 
     With `more` steps behind them, in which the pipeline drains, the steps have the pace of the long run.
     """
-    n = len(times)
-    links, way, hops = wired(machine, n, [(i, j) for i in range(n) for j in (i - 1, i + 1) if 0 <= j < n])
+    n, copies = len(times), p.replicas
+    pairs = {(i, j % n) for i in range(n) for j in (i - copies, i + copies)
+             if p.depth > 1 and (p.chunks > 1 or 0 <= j < n)}
+    pairs |= {(i, i - i % copies + (i + 1) % copies) for i in range(n) if copies > 1}
+    links, way, hops = wired(machine, n, sorted(pairs))
     random = any(time.family != "fixed" for time in (*times, *own) if time is not None)
-    events = 2 * n * micro * (1 + hops)
+    events = 2 * n * (micro * p.chunks + copies - 1) * (1 + hops)
     most = DRAWN if random else EVENTS
     if events * (8 if random else 2) > most:
         raise Uncovered(f"the recursion of a pipeline has no closed form, and {n} stages with {micro} "
@@ -147,7 +210,6 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
     for r in range(replicas):
         drawn = [iter(time.sample(rng, total).tolist()) for time in times]
         paid = [iter([0.0] * total if u is None else u.sample(rng, total).tolist()) for u in own]
-        made = order(total)
-        peers = Peers(links, way, [made(k, drawn[k], paid[k]) for k in range(n)])
+        peers = Peers(links, way, [order(i, total, drawn[i], paid[i]) for i in range(n)])
         ends[r] = np.array(peers.ends).T
     return summary(ends[:, :seen], [1] * seen, [1] * steps, random)

@@ -26,7 +26,7 @@ from refsgd.theory.phenomena.ring import Rounds
 from refsgd.theory.phenomena.ways import PUSH, RESUME, Agenda, Way, meeting, parts
 
 Step = tuple[int, int, float]  # kind, other peer, seconds or bytes
-WORK, SEND, RECEIVE, MARK = range(4)
+WORK, SEND, RECEIVE, MARK, BACK, TAKE = range(6)  # the last two: messages of another kind
 Script = Iterator[Step]
 
 EVENTS = 200_000  # at most, in one evaluation
@@ -39,8 +39,8 @@ class Peers:
     def __init__(self, links: int, way: Callable[[int, int, float], Way], scripts: Sequence[Script]) -> None:
         self.agenda, self.way, self.scripts = Agenda(links), way, scripts
         self.ends: list[list[float]] = [[] for _ in scripts]
-        self.there = Counter[tuple[int, int]]()  # messages that arrived before the wait for them
-        self.awaited = dict[int, int]()  # for each waiting peer, the sender
+        self.there = Counter[tuple[int, int, int]]()  # messages that arrived before the wait for them
+        self.awaited = dict[int, tuple[int, int]]()  # for each waiting peer, the sender and the kind
         for i in range(len(scripts)):
             self.proceed(0.0, i)
         self.agenda.run()
@@ -51,32 +51,51 @@ class Peers:
             if what == WORK and much:
                 self.agenda.at(now + much, RESUME, i, self.proceed, i)
                 return
-            if what == SEND:
-                self.agenda.send(self.way(i, other, much), now, i, PUSH, False, self.arrived, i, other)
-            elif what == RECEIVE and self.there[other, i]:
-                self.there[other, i] -= 1
-            elif what == RECEIVE:
-                self.awaited[i] = other
-                return
+            if what in (SEND, BACK):
+                self.agenda.send(self.way(i, other, much), now, i, PUSH, False, self.arrived, i, other, what)
+            elif what in (RECEIVE, TAKE):
+                kind = SEND if what == RECEIVE else BACK
+                if not self.there[other, i, kind]:
+                    self.awaited[i] = other, kind
+                    return
+                self.there[other, i, kind] -= 1
             elif what == MARK:
                 self.ends[i].append(now)
 
-    def arrived(self, now: float, src: int, to: int) -> None:
+    def arrived(self, now: float, src: int, to: int, kind: int) -> None:
         """A message has arrived."""
-        if self.awaited.get(to) == src:
+        if self.awaited.get(to) == (src, kind):
             del self.awaited[to]
             self.proceed(now, to)
         else:
-            self.there[src, to] += 1
+            self.there[src, to, kind] += 1
 
 
 def ring(i: int, n: int, sizes: Sequence[int], reduction: float) -> Iterable[Step]:
     """Rank i's part of an allreduce: chunks of these sizes travel round the ring twice."""
-    for step in range(2 * (n - 1)):
-        yield SEND, (i + 1) % n, sizes[(i - 1 - step) % n]
+    yield from reduced(i, n, sizes, reduction, empty=True)
+    yield from gathered(i, n, sizes, empty=True)
+
+
+def reduced(i: int, n: int, sizes: Sequence[int], reduction: float, empty: bool = False) -> Iterable[Step]:
+    """Rank i's part of a reduce-scatter, in which `empty` chunks travel or do not."""
+    for step in range(n - 1):
+        yield from _passed(i, n, sizes, (i - 1 - step) % n, empty)
+        yield WORK, i, reduction * sizes[(i - 2 - step) % n]
+
+
+def gathered(i: int, n: int, sizes: Sequence[int], empty: bool = False) -> Iterable[Step]:
+    """Rank i's part of an all-gather."""
+    for step in range(n - 1):
+        yield from _passed(i, n, sizes, (i - step) % n, empty)
+
+
+def _passed(i: int, n: int, sizes: Sequence[int], k: int, empty: bool) -> Iterable[Step]:
+    """Rank i passes chunk k on, and receives the one before it."""
+    if empty or sizes[k]:
+        yield SEND, (i + 1) % n, sizes[k]
+    if empty or sizes[k - 1]:
         yield RECEIVE, (i - 1) % n, 0
-        if step < n - 1:
-            yield WORK, i, reduction * sizes[(i - 2 - step) % n]
 
 
 Exchange = Callable[[int, int], Iterable[Step]]  # by peer and round
@@ -98,11 +117,13 @@ def wired(machine: Machine, n: int, pairs: Iterable[tuple[int, int]]) -> tuple[
 
 
 def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None],
-           gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int, exchange: Exchange, *,
-           first: Exchange | None = None, before: int = 0, after: int = 0) -> Rounds:
+           gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int,
+           exchange: Exchange | None = None, *, first: Exchange | None = None, before: int = 0,
+           after: int = 0, step: Callable[[int, float, float], Iterable[Step]] | None = None) -> Rounds:
     """Rounds of gradients, each followed by `before` own updates, then an exchange and `after` own updates.
 
-    `pairs` exchange `messages` in a round; `first` comes before a round's gradients.
+    `pairs` exchange `messages` in a round; `first` comes before a round's gradients.  A `step` is a whole
+    round of one gradient and one update, by peer and their seconds.
     """
     n = len(times)
     links, way, hops = wired(machine, n, pairs)
@@ -118,13 +139,14 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
     def script(i: int, computing: list[float], updating: list[float]) -> Script:
         left, updates = iter(computing), iter(updating)
         for k, h in enumerate(seen):
+            yield from step(i, next(left), next(updates)) if step else ()
             yield from first(i, k) if first else ()
-            for _ in range(h):
+            for _ in range(0 if step else h):
                 yield WORK, i, next(left)
                 for _ in range(before):
                     yield WORK, i, next(updates)
-            yield from exchange(i, k)
-            for _ in range(after):
+            yield from exchange(i, k) if exchange else ()
+            for _ in range(0 if step else after):
                 yield WORK, i, next(updates)
             yield MARK, i, 0
 

@@ -1,0 +1,183 @@
+"""Memory of every node of a run by formula: what its programs keep at their fullest moment.
+
+Parameters, gradients and the state of the update rule follow from the algorithm, activations from the plan
+by which the net computes.  Not counted: the interpreter, its modules and the data set, which processes have
+from the start and share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from refsgd.algorithms.adaptive import LARS, Adam
+from refsgd.algorithms.exchange import of
+from refsgd.cluster.links import Network
+from refsgd.effects import ranks, roles
+from refsgd.experiment import pipelines
+from refsgd.experiment.exchanges import ANSWERED, REDUCED, largest_server
+
+if TYPE_CHECKING:
+    from refsgd.experiment.prepare import Experiment
+    from refsgd.theory import Figures, Prediction
+    from refsgd.trace import Run
+
+#: servers that average several gradients
+COLLECTING = ("bsp", "backup-workers", "softsync", "staleness-aware")
+#: workers that leave the update to servers
+PUSHING = (*ANSWERED, "backup-workers")
+TOLD = "the largest sum at one moment; without the interpreter, its modules, the data and a history"
+
+
+def of_nodes(e: Experiment) -> dict[str, Prediction]:
+    """Bytes of each node."""
+    deployment = e.deploy()
+    kind, rank = roles(deployment), ranks(deployment)
+    servers = [node for node in deployment if kind[node] == "server"]
+    found = dict(zip(servers, _of_servers(e, len(servers)), strict=True))
+    staged = _of_stages(e) if pipelines.staged(e.function, e.options) else []
+    by_batch: dict[int, Prediction] = {}
+    for node in deployment:
+        if kind[node] == "server":
+            continue
+        if staged:
+            found[node] = staged[rank[node] // e.replicas]
+            continue
+        batch = e.batches[rank[node]]
+        if batch not in by_batch:
+            by_batch[batch] = _of_worker(e, batch)
+        found[node] = by_batch[batch]
+    return {node: replace(p, kind="approximation", terms={k: v for k, v in p.terms.items() if v},
+                          assumptions=TOLD) for node, p in found.items()}
+
+
+def of_roles(e: Experiment) -> dict[str, Prediction]:
+    """Bytes of the fullest node of each role, by the name of a metric: ``memory_worker``, ``memory_server``,
+    ``memory_stage``."""
+    kind = roles(e.deploy())
+    found: dict[str, Prediction] = {}
+    for node, p in of_nodes(e).items():
+        role = kind[node]
+        name = "memory_" + ("stage" if role == "worker" and pipelines.staged(e.function, e.options) else role)
+        if name not in found or p.value > found[name].value:
+            found[name] = p
+    return found
+
+
+def of_processes(e: Experiment, run: Run, runtime: str) -> dict[str, float]:
+    """Bytes of each process of a finished run: its nodes, and the parameters that they keep for the history.
+
+    Messages in shared memory belong to no process.
+    """
+    host, found = Network(e.machine, e.deploy()).host, dict[str, float]()
+    for node, p in of_nodes(e).items():
+        apart = sum(p.terms.get(term, 0.0) for term in ("gradients", "buffers") if runtime == "processes")
+        found[host[node]] = found.get(host[node], 0.0) + p.value - apart
+    for mark in run.trace.marks("update"):
+        found[host[mark.node]] += getattr(mark.values.get("x"), "nbytes", 0)
+    return found
+
+
+def in_words(used: Mapping[str, Any]) -> str:
+    """What a process has used, with its growth since the start, and what that should be, where both are
+    known."""
+    grown = ""
+    if used.get("grown") is not None and used.get("predicted") is not None:
+        grown = f" (grown by {used['grown'] / 1e6:.1f}, predicted {used['predicted'] / 1e6:.1f})"
+    return (f"{used['cpu']:.0%} of a core, {used['rss_max'] / 1e6:.0f} MB{grown}, "
+            f"{used['written'] / 1e6:.3g} MB written")
+
+
+def with_sizes(e: Experiment, found: Figures) -> Figures:
+    """The same metrics, if any, with the memory of each role, and how uneven the servers' parts are, unless
+    they are equal."""
+    from refsgd.theory import Prediction
+
+    if found:
+        found.update(of_roles(e))
+    if found and (share := largest_server(e.problem, e.servers)) is not None:
+        found["largest_server"] = Prediction(
+            share, "1", "exact", formula="bytes of the fullest server / mean of all servers",
+            source="the layout of the parameters")
+    return found
+
+
+def _rule(e: Experiment) -> tuple[str, int]:
+    """The optimiser, and the vectors that its update creates: the step, the new parameters and state."""
+    if isinstance(e.sgd, Adam):
+        return "adam", 4
+    return ("momentum", 3) if e.sgd.momentum or isinstance(e.sgd, LARS) else ("sgd", 2)
+
+
+def _of_worker(e: Experiment, batch: int) -> Prediction:
+    from refsgd.theory.phenomena import memory  # it needs scipy
+
+    d, chain, how = e.problem.x0.size, e.problem.chain, of(e.problem)
+    held = chain.held(batch) if chain else 0.0
+    optimiser, update = ("sgd", 0) if e.name in PUSHING else _rule(e)
+    if e.name == "zero":
+        largest = max(part.stop - part.start for part in e.problem.layers.parts) if e.problem.layers else d
+        found = memory.zero(d, e.workers, int(e.options.get("stage", 3)), largest, optimiser=optimiser)
+        return _with(found, {"activations": held, "working copies": update * 4 * d / e.workers})
+    alone = e.name in ("sequential", "independent") or (e.workers == 1 and e.name in REDUCED)
+    # A collective has the weighted gradient, partial sums, their sum and the mean beside the gradient.
+    working = 3 + 1 / e.workers if e.name in REDUCED and not alone else update
+    residual = 4 * d * (2 if e.name == "dgc" else 1 if how.codec and how.feedback else 0)
+    found = memory.worker(d, held, 1, optimiser=optimiser, buffers=0 if alone else 4 * d,
+                          working=max(working, update))
+    return _with(found, {"codec residual": residual})
+
+
+def _of_servers(e: Experiment, count: int) -> list[Prediction]:
+    from refsgd.theory.phenomena import memory
+
+    optimiser, update = _rule(e)
+    sizes = [part.stop - part.start for part in of(e.problem).cut(e.problem, e.servers)]
+    if len(sizes) != count:  # a part of each stage, or a whole copy in each data centre
+        sizes = [e.problem.x0.size // (1 if e.name == "approximate" else max(count, 1))] * count
+    collects = e.name in COLLECTING
+    return [memory.server(size, workers=e.workers, optimiser=optimiser, collects=True,
+                          working=update + collects) for size in sizes]
+
+
+def _of_stages(e: Experiment) -> list[Prediction]:
+    """Of each node of a replica, at its first examples."""
+    from refsgd.theory.phenomena import memory
+
+    optimiser, update = _rule(e)
+    options, depth = e.options, e.workers // e.replicas
+    chunks, steps = int(options.get("chunks", 1)), max(e.steps, 1)
+    stages, batch = e.problem.split(depth * chunks, str(options.get("cut", "balance"))), max(e.batches)
+    found: list[Prediction] = []
+    for k in range(depth):
+        own, flight = stages[k::depth], depth - k
+        size = sum(stage.x0.size for stage in own)
+        crossing = 2 * max(block.nbytes for stage in own for block in stage.blocks)
+        crossing *= e.problem.chain is not None
+        if e.name != "pipedream":
+            m = max(1, min(int(options.get("micro", 4 if e.name == "gpipe" else 1)), batch))
+            kept = min(m, flight) if options.get("passes") == "1f1b" and chunks == 1 else m
+            held = sum(stage.held(rows) for stage in own for rows in _divided(batch, m)[:kept])
+            # While the last micro-batch goes back, there are the gradient of the step before, the sum so far,
+            # the part before, and the blocks' gradients beside the vector into which they are joined.
+            beside = (steps > 1) + min(m - 1, 2) + any(len(stage.blocks) > 1 for stage in own)
+            one = memory.stage(size, held, optimiser=optimiser, working=max(update, beside))
+            found.append(_with(one, {"between layers": crossing * -(-batch // m)}))
+        else:
+            versions = depth if options.get("vertical") else flight
+            one = memory.stage(size, own[0].held(batch), min(flight, steps),
+                               versions=min(versions, steps), optimiser=optimiser, working=update)
+            found.append(_with(one, {"between layers": crossing * batch}))
+    return found
+
+
+def _divided(examples: int, micro: int) -> list[int]:
+    """Examples of each micro-batch."""
+    return [examples * (j + 1) // micro - examples * j // micro for j in range(micro)]
+
+
+def _with(found: Prediction, more: Mapping[str, float]) -> Prediction:
+    """A prediction with more terms, of those that are not 0."""
+    kept = {name: value for name, value in more.items() if value}
+    return replace(found, value=found.value + sum(kept.values()), terms={**found.terms, **kept})

@@ -1,0 +1,363 @@
+"""The properties of one algorithm, read from the models at which its workers compute gradients.
+
+Every gradient is a unit vector of its own, so a model shows which gradients it contains, and how often.
+Names of nodes, classes and number of messages, and helper programs do not count.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
+from refsgd.effects import Array, Deployment
+from refsgd.experiment.arguments import Usage
+from refsgd.experiment.result import final_parameters, parameters_sha256
+from refsgd.problems import Problem, quadratic
+from refsgd.problems.layers import equal
+from refsgd.runtimes.explorer import explore, walk
+from refsgd.runtimes.simulator import simulate
+from refsgd.testing.findings import RATE, NotChecked
+from refsgd.trace import Computed, Run
+
+Judge = Callable[[int, int, Array], None]  #: of a worker, its step, and contents of the model that it reads
+Deploy = Callable[..., Deployment]
+Property = tuple[str, str, Callable[[], str | None]]  #: its name, what is said if it holds, the check
+BEGUN, WALKS = 120, 30  #: beginnings of schedules to follow of a small case, and random ones beyond them
+INF = float("inf")
+
+
+class Misread(AssertionError):
+    """A gradient is computed at a model that the algorithm does not allow, or a result is wrong."""
+
+
+class Gate(NamedTuple):
+    """How far a worker may be ahead of the slowest: it waits at `upper` clocks, and never below `lower`."""
+
+    lower: float
+    upper: float
+    options: Mapping[str, Any]
+
+
+def _gates(name: str, options: Mapping[str, Any]) -> list[Gate]:
+    """The gates by which an algorithm is checked: those of its options, or small ones; [] if it has none."""
+    if name == "asp":
+        return [Gate(INF, INF, options)]
+    if name == "ssp":
+        slacks = [options["staleness"]] if "staleness" in options else [0, 1]
+        return [Gate(s, s, {**options, "staleness": s}) for s in slacks]
+    if name == "dssp":
+        pairs = [(0, 1), (1, 1)] if not options else [(options.get("lower", 3), options.get("upper", 15))]
+        return [Gate(lower, upper, {"lower": lower, "upper": upper}) for lower, upper in pairs]
+    return []
+
+
+def traced(workers: int, steps: int, judge: Judge) -> Problem:
+    """A problem whose gradients are unit vectors; `judge` sees each model at which one is computed."""
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        if not (0 <= rank < workers and 0 <= t < steps):
+            raise Misread(f"a gradient of worker {rank} in step {t}; expected workers 0 to {workers - 1}, "
+                          f"steps 0 to {steps - 1}")
+        judge(rank, t, contents(x, workers))
+        g: Array = np.eye(1, workers * steps, rank * steps + t, np.float32)[0]
+        return g
+
+    return Problem(np.zeros(workers * steps, np.float32), gradient, lambda x: 0.0,
+                   layers=equal(workers * steps, gradient))
+
+
+def contents(x: Array, workers: int) -> Array:
+    """How often a model contains each gradient: (workers, steps)."""
+    return np.asarray(np.round(-x / np.float32(RATE), 4) + np.float32(0), np.float32).reshape(workers, -1)
+
+
+def _named(counts: Array) -> str:
+    """Contents in words, e.g. ``gradient 0 of worker 1 (0.5 times)``."""
+    times = {(w, t): "" if counts[w, t] == 1 else f" ({counts[w, t]:g} times)"
+             for w, t in zip(*np.nonzero(counts))}
+    return ", ".join(f"gradient {t} of worker {w}{often}" for (w, t), often in times.items()) or "no gradient"
+
+
+# -- algorithms with a gate ----------------------------------------------------------------------------------
+
+
+def _once(rank: int, t: int, counts: Array) -> None:
+    """Each gradient counts once, with the full rate."""
+    for w, c in zip(*np.nonzero((counts != 0) & (counts != 1))):
+        raise Misread(f"worker {rank} computes gradient {t} at a model that contains gradient {c} of worker "
+                      f"{w} {counts[w, c]:g} times; expected once, with the full learning rate")
+
+
+def _own(rank: int, t: int, counts: Array) -> None:
+    """A worker reads its own updates."""
+    if not counts[rank, :t].all():
+        lost = int(np.argmin(counts[rank, :t] != 0))
+        raise Misread(f"worker {rank} computes gradient {t} at a model without its own gradient {lost}; "
+                      "expected all its earlier ones")
+
+
+def _bounded(slack: float) -> Judge:
+    def judge(rank: int, t: int, counts: Array) -> None:
+        for w in range(len(counts)) if t > slack else ():
+            before = int(t - slack)
+            if not counts[w, :before].all():
+                lost = int(np.argmin(counts[w, :before] != 0))
+                raise Misread(f"worker {rank} computes gradient {t} at a model without gradient {lost} of "
+                              f"worker {w}; a slack of {slack:g} requires all up to step {before - 1}")
+
+    return judge
+
+
+def _explored(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int, judge: Judge,
+              at_end: Callable[[Run], None]) -> int:
+    """Follow every schedule of a small case, or many; the number of schedules."""
+    def small() -> Deployment:
+        return deploy(traced(workers, steps, judge), workers, steps, SGD(RATE), **options)
+
+    report = explore(small, at_end, most=BEGUN)
+    return report.runs if report.complete else report.runs + walk(small, at_end, runs=WALKS).runs
+
+
+def _all_there(workers: int) -> Callable[[Run], None]:
+    def at_end(run: Run) -> None:
+        counts = contents(final_parameters(run), workers)
+        for w, c in zip(*np.nonzero(counts != 1)):
+            raise Misread(f"the result contains gradient {c} of worker {w} {counts[w, c]:g} times; expected "
+                          "once, with the full learning rate")
+
+    return at_end
+
+
+def _nothing(*_: Any) -> None:
+    """Allow everything."""
+
+
+def _gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
+    cases = [(gate, *sizes) for sizes in ((2, 1), (2, 2), (2, 3), (3, 2)) for gate in gates]
+    judges: dict[str, Callable[[Gate], Judge]] = {
+        "staleness bound": lambda gate: _bounded(gate.upper), "each gradient once": lambda _: _once,
+        "own updates": lambda _: _own}
+    whole: list[str] = []  # what is said if all of them hold: one exploration is enough then
+
+    def read(names: list[str]) -> str:
+        def judge(gate: Gate) -> Judge:
+            def every(rank: int, t: int, counts: Array) -> None:
+                for name in names:
+                    judges[name](gate)(rank, t, counts)
+
+            return every
+
+        ends = "each gradient once" in names
+        runs = sum(_explored(deploy, g.options, n, steps, judge(g), _all_there(n) if ends else _nothing)
+                   for g, n, steps in cases)
+        return f"in {counted(runs, 'schedule')}"
+
+    def act(name: str) -> str:
+        if not whole:
+            try:
+                whole.append(read(list(judges)))
+            except Exception:
+                whole.append("")
+        return whole[0] or read([name])
+
+    for name in judges if gates[0].upper < INF else list(judges)[1:]:
+        yield name, "", partial(act, name)
+    yield "no needless wait", "", lambda: _waits_no_longer(deploy, gates)
+
+
+def _progress(deploy: Deploy, slow: int, workers: int, steps: int, **options: Any) -> list[list[int]]:
+    """Gradients that each other worker has begun when the slow one ends its first, its second, ..."""
+    machine = Machine(compute="fixed(1)",  # type: ignore[arg-type]
+                      speeds=tuple(0.001 if w == slow else 1 for w in range(workers)))
+    run = simulate(deploy(traced(workers, steps, _nothing), workers, steps, SGD(RATE), **options), machine)
+    nodes: dict[str, list[Computed]] = {}
+    for e in run.trace.of(Computed):
+        if e.gradient_ended:
+            nodes.setdefault(e.node, []).append(e)
+    if not nodes:
+        raise Misread("no gradient was computed; expected yield Compute(problem.gradient, x, rank, t)")
+    slowest = max(nodes, key=lambda n: max(e.time - e.start for e in nodes[n]))
+    return [sorted(sum(e.start < end.time - 0.5 for e in nodes[n]) for n in nodes if n != slowest)
+            for end in nodes[slowest]]
+
+
+def _ahead(found: list[list[int]], least: list[list[int]], most: list[list[int]], slow: int,
+           said: str) -> None:
+    """Compare the progress of fast workers with what is allowed."""
+    none: list[int] = []
+    for k, (have, low, high) in enumerate(itertools.zip_longest(found, least, most, fillvalue=none)):
+        if len(have) != len(low) or any(not a <= h <= b for h, a, b in zip(have, low, high)):
+            expected = f"{low}" if low == high else f"{low} to {high}"
+            raise Misread(f"when worker {slow}, 1000 times slower, ends its gradient {k}, the others have "
+                          f"begun {have} gradients; expected {expected}{said}")
+
+
+def _waits_no_longer(deploy: Deploy, gates: list[Gate]) -> str:
+    """Check that a fast worker goes as far ahead of a slow one as the gate allows."""
+    for gate, workers in itertools.product(gates, (2, 3)):
+        for slow, steps in itertools.product(range(workers), (1, 5)):
+            low, high = ([[int(min(steps, k + s + 1))] * (workers - 1) for k in range(steps)]
+                         for s in (gate.lower, gate.upper))
+            slack = f"{gate.lower:g}" if gate.lower == gate.upper else f"{gate.lower:g} to {gate.upper:g}"
+            _ahead(_progress(deploy, slow, workers, steps, **gate.options), low, high, slow,
+                   f" with a slack of {slack}")
+    return "a fast worker begins every gradient that it may"
+
+
+# -- any other algorithm: the models that it may read --------------------------------------------------------
+
+
+class Models(NamedTuple):
+    """What the workers of an algorithm may read, and its results, in every schedule of a small case."""
+
+    reads: dict[tuple[int, int], set[bytes]]
+    finals: set[bytes]
+    complete: bool
+
+    @property
+    def one(self) -> bool:
+        """Whether all schedules agree."""
+        return self.complete and all(len(known) == 1 for known in self.reads.values())
+
+
+def _models(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int) -> Models:
+    reads: dict[tuple[int, int], set[bytes]] = {}
+    finals = set[bytes]()
+
+    def judge(rank: int, t: int, counts: Array) -> None:
+        reads.setdefault((rank, t), set()).add(counts.tobytes())
+
+    def at_end(run: Run) -> None:
+        finals.add(contents(final_parameters(run), workers).tobytes())
+
+    report = explore(lambda: deploy(traced(workers, steps, judge), workers, steps, SGD(RATE), **options),
+                     at_end, most=8 * BEGUN)
+    return Models(reads, finals, report.complete)
+
+
+def _like(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Property]:
+    cases = {(2, 1): _models(CATALOGUE[name], options, 2, 1), (2, 2): _models(CATALOGUE[name], options, 2, 2)}
+    if cases[2, 2].one:  # a larger case needs only one schedule of the catalogue's algorithm
+        with suppress(ValueError):
+            cases[3, 2] = _models(CATALOGUE[name], options, 3, 2)
+    cases = {sizes: models for sizes, models in cases.items() if models.complete}
+
+    def known_to_be(counts: Array, known: set[bytes], what: str) -> None:
+        if counts.tobytes() not in known:
+            more = f", or {counted(len(known) - 1, 'other model')}" if len(known) > 1 else ""
+            raise Misread(f"{what} contains {_named(counts)}; with {name} it contains "
+                          f"{_shown(known, len(counts))}{more}")
+
+    def explored(read: bool) -> str:
+        runs = 0
+        for (workers, steps), of in cases.items():
+            def judge(rank: int, t: int, counts: Array, of: Models = of) -> None:
+                known_to_be(counts, of.reads[rank, t],
+                            f"the model at which worker {rank} computes gradient {t}")
+
+            def at_end(run: Run, of: Models = of, workers: int = workers) -> None:
+                known_to_be(contents(final_parameters(run), workers), of.finals, "the result")
+
+            runs += _explored(deploy, options, workers, steps, judge if read else _nothing,
+                              _nothing if read else at_end)
+        return f"as {name}'s, in {counted(runs, 'schedule')}"
+
+    def reached() -> str:
+        for sizes, of in cases.items():
+            mine = _models(deploy, options, *sizes)
+            for (rank, t), known in of.reads.items():
+                if mine.complete and (never := known - mine.reads.get((rank, t), set())):
+                    raise Misread(f"worker {rank} never computes gradient {t} at a model that contains "
+                                  f"{_shown(never, sizes[0])}; with {name} it does in some schedule")
+        return f"all of {name}'s are reached"
+
+    yield "models read", "", lambda: explored(True)
+    yield "result", "", lambda: explored(False)
+    yield "models reached", "", reached
+    yield "same bits", "", lambda: _same_bits(deploy, name, options, (3, 2) in cases)
+    yield "no needless wait", "", lambda: _waits_as(deploy, name, options)
+
+
+def _shown(known: set[bytes], workers: int) -> str:
+    return _named(np.frombuffer(min(known), np.float32).reshape(workers, -1))
+
+
+def _same_bits(deploy: Deploy, name: str, options: Mapping[str, Any], one: bool) -> str:
+    """Check that the order of arrival changes no bit, where it changes none in the catalogue."""
+    def found(function: Deploy) -> set[str]:
+        return {parameters_sha256(final_parameters(simulate(
+            function(quadratic(d=9, workers=3), 3, 4, SGD(0.1), **options),
+            Machine(compute="exponential(1)"), seed))) for seed in range(8)}  # type: ignore[arg-type]
+
+    if not one or len(found(CATALOGUE[name])) > 1:
+        raise NotChecked(f"{name}'s result depends on the order of arrival")
+    if len(seen := found(deploy)) > 1:
+        raise Misread(f"8 orders of arrival give {len(seen)} different results, to the bit; expected one: "
+                      "add gradients in the order of workers, never in the order of arrival")
+    return "the same in 8 orders of arrival"
+
+
+def _waits_as(deploy: Deploy, name: str, options: Mapping[str, Any]) -> str:
+    for slow, workers in ((0, 2), (1, 2), (1, 4)):
+        theirs = _progress(CATALOGUE[name], slow, workers, 4, **options)
+        _ahead(_progress(deploy, slow, workers, 4, **options), theirs, theirs, slow, f", as with {name}")
+    return f"a fast worker goes as far ahead of a slow one as with {name}"
+
+
+def _same_rule(deploy: Deploy, name: str, options: Mapping[str, Any], workers: int) -> str:
+    """Check momentum and a decaying rate against the catalogue's algorithm, where schedules do not matter."""
+    steps, sgd = 4, SGD(RATE, momentum=0.5, schedule=lambda t: 0.5 ** (t // 2))
+
+    def of(function: Deploy) -> Array:
+        run = simulate(function(traced(workers, steps, _nothing), workers, steps, sgd, **options))
+        return contents(final_parameters(run), workers)
+
+    try:
+        theirs = of(CATALOGUE[name])
+    except ValueError as error:
+        raise NotChecked(f"not checked: {error}") from None
+    mine = of(deploy)
+    if not np.allclose(mine, theirs, atol=1e-3):
+        raise Misread("with momentum 0.5 and a rate that halves every 2 updates, the result contains "
+                      f" {_named(mine)}; expected {_named(theirs)}: x, v = sgd.step(x, v, g, t) with "
+                      "t the number of updates so far")
+    return f"momentum and schedule as {name}'s"
+
+
+#: algorithms that are not compared: no schedules of several workers, or too many for a few seconds
+NOT_COMPARED = ("sequential", "sandblaster", "hogwild", "gosgd", "pair-averaging")
+
+
+def names_of(name: str) -> list[str]:
+    """The names of an algorithm's properties."""
+    own = ["models read", "result", "models reached", "same bits"]
+    if gates := _gates(name, {}):
+        own = ["staleness bound"] * (gates[0].upper < INF) + ["each gradient once", "own updates"]
+    return [*own, "no needless wait", "update rule"]
+
+
+def options_for(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with which a function that should be this algorithm is checked in general."""
+    if name in NOT_COMPARED:
+        raise Usage(f"{name} cannot be compared; expected one of "
+                    + ", ".join(each for each in CATALOGUE if each not in NOT_COMPARED))
+    return [gate.options for gate in _gates(name, options)][-1] if _gates(name, options) else options
+
+
+def properties(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Property]:
+    """The properties of an algorithm of the catalogue, to be checked of a function that should be it."""
+    if gates := _gates(name, options):
+        yield from _gated(deploy, gates)
+        alone: Mapping[str, Any] = gates[0].options
+    else:
+        yield from _like(deploy, name, options)
+        alone = options
+    yield "update rule", "", lambda: _same_rule(deploy, name, alone, 1 if gates else 2)

@@ -1,0 +1,139 @@
+"""`refsgd check --as`: mistakes are caught and explained, correct programs in any style pass, and a submission
+that loops, exits or takes all memory loses only points."""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from refsgd.cli import main
+from refsgd.cli.check import imported
+from refsgd.runtimes.explorer import World
+from refsgd.testing import check
+from tests.grader import mistakes, unusual
+
+PLAIN = Path(unusual.__file__)
+QUICK = [2, 25]  # of the thirty mistakes
+
+
+def failures(target, algorithm, **options):
+    return [f for f in check(target, algorithm=algorithm, processes=False, max_runs=60, **options) if f.held is False]
+
+
+@pytest.mark.parametrize("name", [n if n == "bsp_broadcast" else pytest.param(n, marks=pytest.mark.slow)
+                                  for n in unusual.PROGRAMS])
+def test_a_correct_program_in_an_unusual_style_passes(name):
+    assert failures(getattr(unusual, name), unusual.PROGRAMS[name]) == []
+
+
+def steps_of(found):
+    """Actions of the shortest schedule that fails."""
+    world, picks, count = World(found.factory), iter(found.schedule), 0
+    try:
+        while world.enabled():
+            count += 1
+            world.perform(next(picks, 0))
+    except Exception:
+        pass
+    return count
+
+
+@pytest.mark.parametrize("i", [i if i in QUICK else pytest.param(i, marks=pytest.mark.slow) for i in range(30)])
+def test_a_mistake_is_caught_and_explained_in_at_most_15_steps(i, tmp_path):
+    found = mistakes.write(tmp_path, PLAIN.read_text())
+    assert len(found) == 30
+    target, algorithm, options = found[i]
+    wrong = failures(imported(target), algorithm, **options)
+    assert wrong
+    schedules = [steps_of(f.found) for f in wrong if f.found]
+    assert not schedules or min(schedules) <= 15, schedules
+
+
+def graded(tmp_path, text, *more, code=1, function="homework", seconds="60"):
+    """The grade of a submission, by the command, as JSON."""
+    file, out = tmp_path / "homework.py", tmp_path / "grade.json"
+    file.write_text(text)
+    assert main(["check", f"{file}:{function}", "--as", "ssp", "--seconds", seconds, "--json", str(out), *more]) == code
+    return json.loads(out.read_text())
+
+
+def first_failure(grade):
+    return next(row for row in grade["properties"] if row["passed"] is False)
+
+
+def test_a_grade_is_written_in_three_forms(tmp_path, capsys):
+    text = PLAIN.read_text().replace(*mistakes.NEW[1][1:])
+    page, scope = tmp_path / "grade.html", tmp_path / "results.json"
+    grade = graded(tmp_path, text, "--html", str(page), "--gradescope", str(scope), function="ssp_plain")
+    assert (grade["score"], grade["max_score"], grade["format"]) == (16, 20, "refsgd grade 1")
+    row = first_failure(grade)
+    assert row["name"] == "staleness bound" and row["text"].startswith(
+        "worker 0 computes gradient 1 at a model without gradient 0 of worker 1") and "worker0" in row["details"]
+    assert "FAIL 0/2  staleness bound: worker 0" in " ".join(capsys.readouterr().out.split(" "))
+    shown = page.read_text()
+    assert "16 of 20 points" in shown and "<iframe" in shown and "width=device-width" in shown
+    assert "http" not in shown.replace("http://www.w3.org", "")
+    results = json.loads(scope.read_text())
+    assert results["score"] == sum(t["score"] for t in results["tests"]) == 16
+    assert {"name", "score", "max_score", "output", "visibility"} <= set(results["tests"][0])
+
+
+@pytest.mark.parametrize(("text", "says", "seconds"), [
+    pytest.param("while True: pass", "still running after 4 s", "4", marks=pytest.mark.slow),
+    pytest.param("import os; os._exit(0)", "ended the process with exit code 0", "60", marks=pytest.mark.slow),
+    pytest.param("x = bytearray(1 << 33)", "MemoryError", "60", marks=pytest.mark.slow),
+    pytest.param("import os\nwhile True: os.fork()", "may start no processes", "60", marks=pytest.mark.slow),
+    pytest.param("while True: print('x' * 10**6)", "File too large", "60", marks=pytest.mark.slow),
+    pytest.param("homework = 1 +", "invalid syntax", "60", marks=pytest.mark.slow),
+    ("from refsgd.algorithms.server.ssp import ssp as homework", "homework.py:1 imports refsgd.algorithms.server.ssp",
+     "60"),
+    pytest.param("from refsgd.algorithms import CATALOGUE\n\ndef homework(p, n, t, sgd, *, staleness):\n"
+                 "    return CATALOGUE['ssp'](p, n, t, sgd, staleness=staleness)",
+                 "calls ssp of the catalogue, which this homework forbids", "60", marks=pytest.mark.slow),
+    pytest.param("import importlib\nssp_gate = importlib.import_module('refsgd.algorithms.server.ssp_gate')",
+                 "import of refsgd.algorithms.server.ssp_gate halted", "60", marks=pytest.mark.slow),
+])
+def test_a_submission_that_misbehaves_is_one_finding(tmp_path, text, says, seconds):
+    grade = graded(tmp_path, text + "\n", "--forbid", "refsgd.algorithms.server", seconds=seconds)
+    assert says in first_failure(grade)["text"], first_failure(grade)
+    assert grade["score"] <= 2 and grade["max_score"] == 20
+
+
+@pytest.mark.slow
+def test_a_lint_error_is_the_only_failure_that_is_explained(tmp_path):
+    text = PLAIN.read_text().replace(*mistakes.NEW[4][1:])
+    grade = graded(tmp_path, text, function="ssp_plain")
+    assert first_failure(grade)["name"] == "lint" and "without a yield" in first_failure(grade)["text"]
+    assert {row["text"] for row in grade["properties"][2:]} == {"not checked, because of the failure above"}
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["nothing.py:f", "--as", "ssp"], "expected FILE.py:FUNCTION, of a file that exists"),
+    ([f"{PLAIN}:ssp_plain", "--as", "spp"], "did you mean ssp?"),
+    ([f"{PLAIN}:ssp_plain", "--as", "gosgd"], "gosgd cannot be compared; expected one of bsp, asp")])
+def test_wrong_use_is_refused(arguments, says, capsys):
+    assert main(["check", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_thirty_mistakes_and_fifteen_correct_programs_take_seconds(tmp_path):
+    """As processes: nothing wrong passes, nothing correct is refused; processor seconds of each."""
+    import resource
+
+    seconds = []
+    cases = [(*case, 1) for case in mistakes.write(tmp_path, PLAIN.read_text())]
+    cases += [(f"{PLAIN}:{name}", algorithm, {}, 0) for name, algorithm in unusual.PROGRAMS.items()]
+    for target, algorithm, options, code in cases:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        more = [text for key, value in options.items() for text in (f"--{key}", value)]
+        ended = subprocess.run([sys.executable, "-m", "refsgd.cli", "check", target, "--as", algorithm,
+                                "--seconds", "100", *more], capture_output=True, text=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        assert ended.returncode == code, (target, ended.stdout[-1500:], ended.stderr)
+    print(f"median {statistics.median(seconds):.1f} s, worst {max(seconds):.1f} s")
+    assert statistics.median(seconds) < 5 and max(seconds) < 20  # generously: 3 and 10 on a quiet machine

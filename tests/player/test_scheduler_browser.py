@@ -1,0 +1,98 @@
+"""The scheduler's page in a real browser: moves, goals, keys, a phone, dark mode, the text for ShiViz."""
+# ruff: noqa: F811  (a fixture of the step player's tests)
+
+import re
+
+import pytest
+
+from refsgd.display.scheduler import scheduler_html
+from refsgd.testing.exploration import _result as result_of
+from tests.player.test_scheduler import case, holds, polite
+
+pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
+from tests.player.test_browser import CONTRAST, browser, press, pytestmark, show  # noqa: F401
+
+WAIT = "#goals button[data-goal='1']"
+
+
+@pytest.fixture(scope="module")
+def ssp():
+    return scheduler_html(case("ssp", staleness=0), holds, result_of, name="ssp")
+
+
+def asked(browser, what):
+    return browser.execute_script(f"return scheduler.{what}")
+
+
+def moves(browser):
+    return browser.find_elements("css selector", "#moves button")
+
+
+def test_moves_are_buttons_and_keys_and_come_back(browser, tmp_path, ssp):
+    show(browser, tmp_path, ssp)
+    assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert [b.text.split("\n")[-1] for b in moves(browser)] == ["worker0 computes a gradient",
+                                                                "worker1 computes a gradient"]
+    from selenium.webdriver.common.keys import Keys
+
+    seen = "return ['moves', 'goals', 'state', 'messages'].map((id) => document.getElementById(id).innerHTML)"
+    before = browser.execute_script(seen)
+    moves(browser)[1].click()
+    after = browser.execute_script(seen)
+    press(browser, "1", Keys.ARROW_LEFT, Keys.ARROW_LEFT)
+    assert asked(browser, "path()") == []
+    assert browser.execute_script(seen) == before
+    press(browser, Keys.ARROW_RIGHT)
+    assert asked(browser, "path()") == [1] and browser.execute_script(seen) == after
+    press(browser, Keys.HOME, "2", "9")  # there is no ninth move
+    assert asked(browser, "path()") == [1] and browser.get_log("browser") == []
+
+
+def test_a_goal_is_reached_with_help_and_named(browser, tmp_path, ssp):
+    show(browser, tmp_path, ssp)
+    for left in range(5, 0, -1):
+        button = browser.find_element("css selector", WAIT)
+        assert button.text == f"help: {left} move{'s' * (left > 1)} from here"
+        button.click()
+    said = browser.find_element("id", "now").text
+    assert "Goal reached: Make worker0 wait" in said and "holds the answer to Push#0 back" in said
+    assert "reached in 5 moves, fewest: 5" in browser.find_element("id", "goals").text
+    assert "impossible in all" in browser.find_element("id", "goals").text
+    assert browser.find_element("css selector", ".line.gate .waits").text == "w0 waits"
+    assert browser.execute_script("return document.activeElement.tagName") == "BUTTON"
+
+
+def test_any_walk_ends_without_an_error(browser, tmp_path):
+    show(browser, tmp_path, scheduler_html(polite, lambda run: None, lambda run: "", name="polite"))
+    walk = """
+      const said = [];
+      for (let walk = 0; walk < 20; walk++) {
+        scheduler.acts.restart();
+        for (let n; (n = scheduler.graph.states[scheduler.here()][3].length);) scheduler.choose((walk * 7 + said.length) % n);
+        said.push(document.querySelector("#moves .over").textContent.slice(0, 8));
+      }
+      return said;
+    """
+    assert set(browser.execute_script(walk)) <= {"the run ", "deadlock"} and browser.get_log("browser") == []
+
+
+def test_the_text_for_shiviz_has_vector_clocks(browser, tmp_path, ssp):
+    show(browser, tmp_path, ssp)
+    press(browser, "1", "1", "2", "2")
+    text = asked(browser, "shiviz()")
+    blocks = re.findall(r"(?P<event>.*)\n(?P<host>\S*) (?P<clock>{.*})\n", text)
+    assert "".join(f"{e}\n{h} {c}\n" for e, h, c in blocks) == text
+    assert ("sends Push#0 to server0", "worker0", '{"worker0":2}') in blocks
+    assert ("takes Push#0 of worker0", "server0", '{"server0":1,"worker0":2}') in blocks
+    link = browser.find_element("id", "export")
+    assert link.get_attribute("download") and link.get_attribute("href").startswith("data:text/plain")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_and_both_colour_schemes(browser, tmp_path, ssp, scheme):
+    show(browser, tmp_path, ssp, width=400, color_scheme=scheme)
+    for _ in range(5):
+        browser.find_element("css selector", WAIT).click()
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
+    ratio, what = browser.execute_script(CONTRAST)
+    assert ratio >= 4.5, what

@@ -1,0 +1,103 @@
+"""Memory of each role, predicted from the algorithm and the net's plan, and measured in real processes."""
+
+import numpy as np
+import pytest
+
+import refsgd
+from refsgd.experiment.memory import of_nodes
+from refsgd.experiment.prepare import prepare
+from refsgd.problems import classification
+from refsgd.problems.data import load
+from refsgd.problems.nn.layers import BatchNorm, Conv, Flatten, Linear, Relu
+from refsgd.problems.nn.net import Net
+
+SHAPES = {"net": "shapes:resnet18:16@32x32x3", "data": "none", "machine": refsgd.Machine(compute="fixed(1)")}
+
+
+def terms(algorithm, role, **options):
+    return refsgd.predict(algorithm, **{"workers": 4, "steps": 9, "batch": 32, **SHAPES, **options})[
+        f"memory_{role}"].terms
+
+
+def test_each_role_has_its_own_memory():
+    """A server holds its part and a gradient of each worker; activations are a worker's."""
+    m = terms("bsp", "worker")["parameters"]
+    assert terms("bsp", "server", servers=4) == pytest.approx(
+        {"parameters": m / 4, "gradients": m, "working copies": 3 * m / 4}, rel=1e-4)
+    assert terms("bsp", "worker") == pytest.approx(
+        {"parameters": m, "gradient": m, "buffers": m, "activations": terms("bsp", "worker")["activations"]})
+    assert terms("bsp", "server", momentum=0.9)["optimiser state"] == m
+    assert terms("allreduce", "worker", compress="topk:0.01")["codec residual"] == m
+
+
+def test_activations_grow_with_the_batch_and_parameters_do_not():
+    small, large = (terms("bsp", "worker", batch=b) for b in (16, 64))
+    assert small["parameters"] == large["parameters"]
+    assert large["activations"] == pytest.approx(4 * small["activations"], rel=0.15)  # scratch does not grow
+
+
+def test_the_first_stage_of_pipedream_holds_the_most():
+    """K - k batches in flight and as many versions at stage k; a stage of GPipe holds one batch in parts."""
+    nodes = of_nodes(prepare("pipedream", workers=4, steps=9, batch=32, **SHAPES))
+    of_one = of_nodes(prepare("gpipe", workers=4, steps=9, batch=32, micro=1, **SHAPES))
+    for k in range(4):
+        many, one = nodes[f"stage{k}"].terms, of_one[f"stage{k}"].terms
+        assert many["activations"] == pytest.approx((4 - k) * one["activations"])
+        assert many.get("stashed versions", 0) == (3 - k) * one["parameters"]
+    flush = of_nodes(prepare("gpipe", workers=4, steps=9, batch=32, micro=8, passes="1f1b", **SHAPES))
+    assert flush["stage3"].terms["activations"] < of_one["stage3"].terms["activations"] / 3
+
+
+def test_zero_divides_what_its_stage_says():
+    m = terms("allreduce", "worker")["parameters"]
+    assert [terms("zero", "worker", stage=s)["parameters"] / m for s in (1, 2, 3)] == pytest.approx(
+        [1, 1, 0.25], rel=1e-4)
+    assert [terms("zero", "worker", stage=s)["gradient"] / m for s in (1, 2, 3)] == pytest.approx(
+        [1, 0.25, 0.25], rel=1e-4)
+
+
+def wide(kind, workers, batch):
+    """Of 73 MB of parameters and few activations, or the other way round."""
+    layers = [Flatten(), *(each for _ in range(3) for each in (Linear(3000), Relu()))]
+    if kind == "activations":
+        layers = [each for _ in range(4) for each in (Conv(64, 3, pad=1), BatchNorm(), Relu())] + [Flatten()]
+    return classification(load("digits"), Net(kind, [*layers, Linear(10)], (8, 8, 1)), workers, batch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "kind", "runtime"), [
+    ("bsp", "parameters", "processes"), ("bsp", "parameters", "tcp"), ("bsp", "activations", "processes"),
+    ("allreduce", "activations", "processes"), ("gpipe", "parameters", "processes"),
+    ("gpipe", "activations", "processes"), ("pipedream", "activations", "processes")])
+def test_processes_grow_by_what_is_predicted(algorithm, kind, runtime):
+    """Private memory of worker, server and stage within 20 %, where there are more than 20 MB to see."""
+    batch = 256 if kind == "activations" else 16
+    problem = wide(kind, 1 if algorithm in ("gpipe", "pipedream") else 2, batch)
+    result = refsgd.run(algorithm, problem, workers=2, steps=8, runtime=runtime, monitor=True, evaluations=0,
+                        machine=refsgd.Machine(), lr=0.01)
+    used = [each for node, each in result.measured["resources"].items() if node != "launcher"]
+    large = [each for each in used if each["predicted"] > 2e7]
+    assert large and "grown by" in result.summary()
+    assert [each["grown"] for each in large] == pytest.approx([each["predicted"] for each in large], rel=0.2)
+
+
+@pytest.mark.slow
+def test_a_net_that_does_not_fit_one_nodes_memory_trains_on_two():
+    """With 200 MB a node, sequential SGD does not fit, by formula and measured; each of two stages does, and their
+    result is the same."""
+    runs = {name: refsgd.run(name, wide("parameters", 1, 16), workers=workers, steps=4, monitor=True, evaluations=0,
+                             runtime="processes", machine=refsgd.Machine(), lr=0.01, **options)
+            for name, workers, options in (("sequential", 1, {}), ("gpipe", 2, {"micro": 1}))}
+    used = {name: [each for node, each in r.measured["resources"].items() if node != "launcher"]
+            for name, r in runs.items()}
+    assert [len(each) for each in used.values()] == [1, 2]
+    for kind in ("grown", "predicted"):
+        assert used["sequential"][0][kind] > 200e6 > max(stage[kind] for stage in used["gpipe"])
+    assert np.allclose(runs["sequential"].parameters, runs["gpipe"].parameters, rtol=0, atol=1e-6)
+
+
+def test_without_evaluations_no_history_is_kept():
+    """Of a run that is not evaluated, servers keep no parameters; its result is the same."""
+    kept, none = (refsgd.run("bsp", data="quadratic", steps=20, evaluations=n) for n in (20, 0))
+    assert [sum("x" in mark.values for mark in r.trace.marks("update")) for r in (kept, none)] == [20, 0]
+    assert np.array_equal(kept.parameters, none.parameters)

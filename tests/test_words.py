@@ -1,0 +1,96 @@
+"""Phrases that slow a reader down are in no page and in no message; each is listed with a better one."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "tutorials").glob("*.md"), *(ROOT / "docs").glob("*.md"),
+         *(p for folder in ("algorithms", "explanation", "howto", "studies", "course")
+           for p in (ROOT / "docs" / folder).rglob("*.md"))])
+
+#: pattern -> what to write instead; in pages and in the strings of the library
+EVERYWHERE = {
+    r"in the mean\b(?! of)": "on average",
+    r"weighed": "weighted",
+    r"for want of": "without, out of",
+    r"the present one": "the current one",
+    r"(?:came|come|comes) meanwhile": "arrived in the meantime",
+    r"(?:system|machine|computer|it) (?:has|have) not(?= ?[.,;:)])": "does not support, does not have",
+    r"in vain": "without an answer",
+    r"for ever": "forever",
+    r"one's own": "your own, its own",
+    r"goes on(?! to)": "continues",
+    r"whoever": "the worker that",
+    r"(?:any|some)body's way": "slow each other down",
+    r"left? away": "omit",
+    r"not any more": "no longer",
+    r"all the same": "nevertheless",
+    r"made again": "regenerated",
+    r"the house": "the layout, the project",
+    r"(?:of|by|for) whom one\b": "which worker",
+    r"the lit line": "the highlighted line",
+    r"appointment": "coordination",
+    r"part ways|where .{0,20}answers part": "differ",
+    r"shows? how .{0,20}looks\b": "shows what it looks like",
+    r"buys? communication with": "do more computation per byte",
+    r"long ago as": "as old as",
+    r"to speak of": "noticeable",
+        r"as it were": "(delete)",
+    r"equally much": "the same amount",
+    r"no small matter": "expensive, difficult",
+    r"[Hh]old (?:it|them|this) against": "compare with",
+    r"slower than I\b": "slower than this worker",
+}
+#: in pages only
+IN_PAGES = {
+    r"(?<![-\w])stands?\b(?!-)": "is, is shown, is paused, stops",
+    r"anybody|somebody": "a worker, another peer",
+    r"(?:^|(?<=[.!] )|(?<=  ))(?-i:Who)(?! \w+s? (?:what|which|whom)) [^?.|]*\.": "A worker that ...: no relative clause as a subject",
+    r"beside (?=the measure|the simulation|simulation)": "next to",
+    r"without any\b": "without",
+    r"the reader\b(?! steps)": "you",
+    r"meanwhile (?:wait|come|arrive)": "in that time",
+}
+
+
+def found(text, patterns):
+    """(what is there, what to write instead) of each phrase of the list."""
+    return [(m[0], better) for pattern, better in patterns.items()
+            for m in re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text.replace("\n", " "), re.I)]
+
+
+def strings(path):
+    """All strings of a module: docstrings, and the pieces of messages."""
+    return "\n\n".join(node.value for node in ast.walk(ast.parse(path.read_text()))
+                       if isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_pages_have_none_of_the_listed_phrases(page):
+    assert found(page.read_text(), EVERYWHERE | IN_PAGES) == []
+
+
+def test_messages_and_docstrings_have_none_of_the_listed_phrases():
+    flaws = {str(path.relative_to(ROOT)): said for path in (ROOT / "refsgd").rglob("*.py")
+             if (said := found(strings(path), EVERYWHERE))}
+    assert flaws == {}
+
+
+@pytest.mark.parametrize(("sentence", "phrase"), [
+    ("In the mean it is n - 1.", "In the mean"),
+    ("Processes need fork, which this system has not.", "system has not"),
+    ("Done. Who has made all its iterations waits.", "Who has made all its iterations waits."),
+    ("The lines that the programs stand at.", "stand"),
+    ("which merges it,\nweighed, at once", "weighed"),
+])
+def test_a_listed_phrase_is_found(sentence, phrase):
+    assert phrase in [said for said, _ in found(sentence, EVERYWHERE | IN_PAGES)]
+
+
+@pytest.mark.parametrize("sentence", ["The error in the mean of ten runs.", "Who waits for whom?", "a stand-in", "It has not arrived.",
+                                      "understand", "the algorithm goes on to push"])
+def test_plain_sentences_are_left_alone(sentence):
+    assert found(sentence, EVERYWHERE | IN_PAGES) == []
