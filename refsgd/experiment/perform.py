@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 from refsgd.effects import Deployment, roles
@@ -11,6 +12,7 @@ from refsgd.experiment.arguments import Usage
 from refsgd.experiment.elastic import Attempt, Attempts
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.resume import Records, halted, standing
+from refsgd.problems.chain import Rows
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.faults import Fault, Halted, parse, survives_workers
 from refsgd.runtimes.faulty import Faulty
@@ -82,6 +84,7 @@ def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: s
     if experiment.problem.describe.get("shape_only"):
         raise Usage(f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: a "
                     "shape-only net has nothing to send")
+    _compile(experiment)
     number, deploy, machine, seed, faults, _ = attempt
     beginning, role, steps = None, roles(deploy()), records.steps(number)
     if steps is not None:
@@ -103,6 +106,17 @@ def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: s
     return local.run(deploy, machine, seed, transport="shm" if runtime == "processes" else runtime,
                      journal=journal, faults=faults, on_death=on_death, on_start=on_start,
                      beginning=beginning, largest=experiment.largest_message, observe=observe)
+
+
+def _compile(experiment: Experiment) -> None:
+    """Compile or load a net's kernels, which processes then have from the start and need not wait for."""
+    problem, rows = experiment.problem, Rows(0, 0, 0, 1, 1)
+    with suppress(FloatingPointError):  # the run says which worker and step
+        if pipelines.staged(experiment.function, experiment.options):
+            stage, = problem.split(1)
+            stage.backward(problem.x0, rows, stage.forward(problem.x0, rows, None)[1], None)
+        elif problem.chain:
+            problem.gradient(problem.x0, 0, 0)
 
 
 def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records: Records,

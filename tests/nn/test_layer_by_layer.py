@@ -100,7 +100,7 @@ def test_a_pass_gives_its_buffers_back_also_when_it_is_dropped(name):
     images, labels = batch(net, 6)
     x = net.init(0)
     wanted = net.gradient(x, images, labels)[1]
-    n, idle = len(net.parts), net._idle[True]
+    n, idle = len(net.parts), net.idle[True]
     assert len(idle) == 1
     for ends in (1, n, n + 1, 2 * n - 1, 2 * n):  # steps that are taken
         passed = net.layered(images[::-1], labels)
@@ -126,7 +126,7 @@ def test_numbers_that_are_not_finite_end_a_pass_as_they_end_a_gradient():
     forward(passed, x, slices(net))
     with pytest.raises(FloatingPointError, match="net tiny: loss is nan: conv2.bias has numbers"):
         backward(passed, x, slices(net))
-    assert len(net._idle[True]) == 1
+    assert len(net.idle[True]) == 1
 
 
 def test_wrong_use_is_named_in_one_line():

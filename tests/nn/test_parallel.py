@@ -89,7 +89,7 @@ def test_threads_may_use_one_net_at_the_same_time(kind, gradient):
         same = [one for found in pool.map(many, range(4)) for one in found]
     assert all(same) == (kind is Net)
     if kind is Net:
-        assert 1 <= len(net._idle[True]) <= 4  # no more sets of buffers than threads
+        assert 1 <= len(net.idle[True]) <= 4  # no more sets of buffers than threads
 
 
 @pytest.mark.parametrize("kind", [Net, OnePlan])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,6 @@ class _Passes:
     part: slice
     leaves: Sequence[Leaf]
     key: Callable[[Rows], int]
-    idle: list[Plan] = field(default_factory=list)
 
     def forward(self, x: Array, a: Array, rows: Rows) -> tuple[Array, Any]:
         """The activations that leave it, and the plan or the values that hold what came."""
@@ -85,7 +84,7 @@ class _Passes:
         plan.run_back(plan.steps, b, frame)
         d = np.empty((b, *plan.input.shape), np.float32)
         _copy(plan.input.gradient, d, out=True)
-        self.idle.append(plan)
+        self._idle.append(plan)
         return g, d
 
     def held(self, images: int) -> int:
@@ -93,15 +92,19 @@ class _Passes:
         if not reference.has_kernels():
             return 2 * images * sum(4 * prod(leaf.output_shape) for leaf in self.leaves)
         plan = self._plan()
-        self.idle.append(plan)
+        self._idle.append(plan)
         return held(plan.buffers, images) + plan.scratch.nbytes
+
+    @property
+    def _idle(self) -> list[Plan]:
+        return self.net.idle[self.number, "block"]
 
     def _plan(self) -> Plan:
         """A plan that holds no micro-batch."""
         from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
 
         try:
-            return self.idle.pop()
+            return self._idle.pop()
         except IndexError:
             last = self.leaves[-1]
             return Plan([last.layer], last.shape, (leaf.at for leaf in self.leaves), wanted=True)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +39,7 @@ _NETS: WeakSet[Net] = WeakSet()
 def _forget_plans() -> None:
     """In a forked process: give up the parent's plans, whose memory it would copy page by page."""
     for net in _NETS:
-        net._idle = {True: [], False: []}
+        net.idle.clear()
 
 
 if hasattr(os, "register_at_fork"):
@@ -100,7 +101,7 @@ class Net:
         if len(shape) != 1:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
-        self._idle: dict[bool, list[Plan]] = {True: [], False: []}  # plans that no thread is using
+        self.idle: defaultdict[Any, list[Plan]] = defaultdict(list)  #: plans that no thread uses, by their use
         _NETS.add(self)
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
@@ -329,7 +330,7 @@ class Net:
         """A plan that no other thread uses at the same time: the nodes of one host share a net."""
         from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
 
-        idle = self._idle[keep]
+        idle = self.idle[keep]
         try:
             plan = idle.pop()  # atomic
         except IndexError:
