@@ -70,7 +70,8 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True, init=False)
 class Compute:
-    """Answer ``fn(*args)`` as of the moment of the yield; takes time by its `kind`, priced by the machine.
+    """Answer ``fn(*args)``, with the arguments as they are at the yield.  It takes the time that the machine
+    gives to its `kind`.
 
     Parameters
     ----------

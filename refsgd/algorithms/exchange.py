@@ -134,7 +134,7 @@ PLAIN = Exchange()  #: the whole gradient at once, in equal parts
 
 
 def of(problem: Any) -> Exchange:
-    """The exchange of a problem, which a reader's own need not have."""
+    """The exchange of a problem; `PLAIN` for one that does not have any."""
     return getattr(problem, "exchange", None) or PLAIN
 
 

@@ -300,7 +300,7 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     net : Net
         Of `refsgd.problems.nn`.
     workers : int
-        n, as of the run.
+        n, the number of workers of the run.
     batch : int or sequence of int
         Images per worker and step, or for each worker.
     seed : int

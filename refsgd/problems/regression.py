@@ -91,7 +91,7 @@ def sparse(kind: str, a: Array, b: Array, penalty: float, workers: int = 1, batc
     penalty : float
         Of absolute values, >= 0.
     workers : int
-        n, as of the run.
+        n, the number of workers of the run.
     batch : int or sequence of int
         Rows in a gradient of each worker; slopes are over all rows of the worker.
     seed : int

@@ -101,7 +101,7 @@ class Net:
         if len(shape) != 1:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
-        self.idle: defaultdict[Any, list[Plan]] = defaultdict(list)  #: plans that no thread uses, by their use
+        self.idle: defaultdict[Any, list[Plan]] = defaultdict(list)  #: plans in no use
         _NETS.add(self)
 
     def _enter(self, layers: Sequence[Layer], shape: Shape) -> Shape:
