@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from refsgd.problems import classification
 from refsgd.problems.data import load
 from refsgd.problems.nn.layers import BatchNorm, Conv, Flatten, Linear, Relu
 from refsgd.problems.nn.net import Net
+from refsgd.runtimes.processes import monitor
 
 SHAPES = {"net": "shapes:resnet18:16@32x32x3", "data": "none", "machine": refsgd.Machine(compute="fixed(1)")}
 
@@ -82,6 +84,7 @@ def measured(folder, algorithm, kind, runtime, *, steps=8, **options):
 
 def measure(folder, *, algorithm, kind, runtime, steps, options):
     workers = 1 if algorithm == "sequential" else 2
+    monitor.Monitor = partial(monitor.Monitor, every=0.005)  # a peak lasts for some milliseconds
     problem = wide(kind, 2 if algorithm in ("bsp", "allreduce") else 1, 256 if kind == "activations" else 16)
     result = refsgd.run(algorithm, problem, workers=workers, steps=steps, runtime=runtime, monitor=True, evaluations=0,
                         machine=refsgd.Machine(), lr=0.01, **options)
