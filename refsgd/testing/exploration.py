@@ -17,7 +17,7 @@ from refsgd.experiment.batches import Batch, weights_of
 from refsgd.experiment.prepare import deployment_function
 from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients
-from refsgd.runtimes.explorer import explore, walk
+from refsgd.runtimes.explorer import Counterexample, explore, walk
 from refsgd.testing.findings import RATE, finite, ledger, server_lead
 from refsgd.trace import Run
 
@@ -112,12 +112,16 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
     said = "".join(f" {key}={value}" for key, value in options.items())
     about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}"
     written = f"\n{_write(page, deploy, name, seen.bound, about)}" if page is not None else ""
+    try:
+        report = (explore(deploy, seen.check, max_runs=max_runs) if walks is None else
+                  walk(deploy, seen.check, runs=walks, seed=seed))
+    except Counterexample as found:
+        found.args = (f"{found}{written}",)
+        raise
+    scope, states = "random ones", ""
     if walks is None:
-        report = explore(deploy, seen.check, max_runs=max_runs)
         scope = "all of them" if report.complete else f"stopped at {max_runs}, more exist"
         states = f", {counted(report.states, 'state')}"
-    else:
-        report, scope, states = walk(deploy, seen.check, runs=walks, seed=seed), "random ones", ""
     place = "server" if "server" in roles(deploy()).values() else "replica"
     return (
         f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "

@@ -166,7 +166,7 @@ def forgets(problem, workers, steps, sgd):
 
 
 def test_a_wrong_program_of_the_readers_own_gets_its_page(tmp_path):
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match=f"page: {tmp_path / 'page.html'}, "):
         explore_algorithm(forgets, steps=1, page=tmp_path / "page.html")
     data = data_of((tmp_path / "page.html").read_text())
     found = {goal["text"]: goal["states"] for goal in data["goals"]}

@@ -2,6 +2,8 @@
 
 import pytest
 
+from benchmarks.studies import Lab, perform
+
 pytestmark = pytest.mark.slow
 
 
@@ -64,8 +66,10 @@ def test_batches(study):
     assert found["the first doubling saves 51 % and 54 %"] == "does not hold"
 
 
-def test_idleness_and_its_measurement(study):
-    assert set(verdicts(study, "figure11").values()) <= {"holds", "holds in shape"}
+@pytest.mark.alone  # idleness of 11 % is 5 ms in 45: a core that others use would delay messages by as much
+def test_idleness_and_its_measurement():
+    figure = perform("jia2020", Lab(quick=True), ["figure11"])
+    assert set(verdicts(figure, "figure11").values()) <= {"holds", "holds in shape"}
 
 
 def test_resources_are_measured(study):
