@@ -25,6 +25,18 @@ MISTAKES = [
     ("E-gate-by-updates", "version - oldest + len(computing) <= bound", "version - oldest <= bound"),
     ("E-gate-by-updates", "version - oldest + len(computing) <= bound", "version - oldest + len(computing) < bound"),
     ("E-gate-by-updates", "                if left[u]:\n                    computing", "                if True:\n                    computing"),
+    ("D-predict", "(sum(speeds) - s) / s", "sum(speeds) / s"),
+    ("D-predict", "(-1) ** (k + 1)", "1"),
+    ("D-predict", "[s / sum(speeds) for", "[1 / len(speeds) for"),
+    ("F-two-servers", "_, push = yield Recv(Push, src=w)", "w, push = yield Recv(Push)"),
+    ("F-two-servers", "range(2 * steps * len(workers))", "range(2 * steps * len(workers) - 1)"),
+    ("F-two-servers", "min(clock.values()) + staleness]", "min(clock.values())]"),
+    ("G-three-at-once", "sorted(me.partners)", "me.partners"),
+    ("G-three-at-once", "            me.held = True\n", ""),
+    ("G-three-at-once", "sum(replicas) / 3", "sum(replicas[:2]) / 2"),
+    ("H-lost-worker", "BETA / len(arrived)", "BETA / len(workers)"),
+    ("H-lost-worker", "living.discard(message.node)", "living.discard(message.node), replicas.pop(message.node, None)"),
+    ("H-lost-worker", "        if not replicas:\n            break\n", ""),
 ]
 
 
@@ -54,7 +66,7 @@ def test_a_mistake_fails(folder, right, wrong, tmp_path):
 
 
 def test_every_folder_is_whole_and_its_sheet_fits_its_rubric():
-    assert len(FOLDERS) >= 4
+    assert len(FOLDERS) >= 8
     for folder in FOLDERS:
         assert {p.name for p in (HOMEWORK / folder).iterdir() if p.is_file()} == {
             "README.md", "skeleton.py", "solution.py", "hidden_test.py", "rubric.md"}, folder
