@@ -4,8 +4,8 @@ Each of two servers holds one half of the model.  Both run the server of SSP, ea
 two halves of a model that a worker reads may contain different gradients.
 
 Change the servers: in every schedule the two halves that a worker computes on contain the same gradients,
-every model contains all gradients up to clock t - staleness when gradient t is computed, and no worker waits
-without need.
+the model of gradient t contains the first t - staleness gradients of every worker, and no worker waits without
+need.
 """
 
 from refsgd.algorithms.exchange import equal
