@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -29,7 +30,9 @@ NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper"
          "run")
 MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
            if m.name != "refsgd.cli.__main__"]
-API = Path(__file__).parents[1] / "docs" / "api" / "index.rst"
+DOCS = Path(__file__).parents[1] / "docs"
+API = DOCS / "api" / "index.rst"
+sys.path.insert(0, str(DOCS / "_ext"))
 
 
 def is_public(module):
@@ -72,8 +75,8 @@ def parameters(doc):
 
 def lacks(thing):
     """What a docstring lacks, in words; an empty list where it is whole."""
-    docscrape = pytest.importorskip("numpydoc.docscrape",
-                                    reason="numpydoc is not installed (the extra [docs] brings it)")
+    docscrape, docstrings = (pytest.importorskip(name, reason="the extra [docs] is not installed")
+                            for name in ("numpydoc.docscrape", "docstrings"))
     text = inspect.getdoc(thing)
     if not text:
         return ["a docstring"]
@@ -83,7 +86,7 @@ def lacks(thing):
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # numpydoc warns of unknown sections and of sections that come twice
-        doc = docscrape.NumpyDocString(text)
+        doc = docstrings.completed(thing, text) if inspect.isfunction(thing) else docscrape.NumpyDocString(text)
     signature = inspect.signature(thing)
     taken = [name for name, p in signature.parameters.items() if name != "self"
              and p.kind is not p.VAR_KEYWORD]

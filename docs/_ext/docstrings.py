@@ -4,16 +4,21 @@ Names become links: `Machine` in a module that imports it, `refsgd.run` anywhere
 the module that defines it.  Where a reference finds nothing, the name is looked up as Python would, and the
 reference goes to its definition.
 
+Functions of a module or package whose docstring has a section Parameters, or Returns, share what it says:
+on the page of each it stands with what that function says itself.
+
 Bars are bars: ``|x|`` in a sentence is an absolute value, not a substitution.  Works in a References section
 are listed one by one, with links.
 """
 
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from docutils import nodes
+from numpydoc.docscrape import NumpyDocString
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -108,11 +113,43 @@ def separate_references(app: Sphinx, what: str, name: str, thing: Any, options: 
             lines.insert(i, "")
 
 
+def shared(thing: Any) -> Iterator[NumpyDocString]:
+    """What the module of a function says for all its functions, and then each package around it."""
+    module = thing.__module__
+    while module:
+        text = inspect.getdoc(importlib.import_module(module)) or ""
+        if re.search(r"^Parameters\n---", text, re.MULTILINE):
+            yield NumpyDocString(text)
+        module = module.rpartition(".")[0]
+
+
+def completed(thing: Any, text: str) -> NumpyDocString:
+    """The docstring of a function, with the parameters that it shares and does not say itself, and with the
+    shared result where it says nothing of its own."""
+    doc, signature = NumpyDocString(text), inspect.signature(thing)
+    order = list(signature.parameters)
+    gives = str(signature.return_annotation) not in ("None", "Program[None]", "Deployment")
+    for common in shared(thing):
+        said = {name.strip() for p in doc["Parameters"] for name in p.name.split(",")}
+        wanted = [p for p in common["Parameters"] if p.name in order and p.name not in said]
+        doc["Parameters"] = sorted(wanted + doc["Parameters"],
+                                   key=lambda p: order.index(p.name.split(",")[0].strip("* ")))
+        doc["Returns"] = doc["Returns"] or (common["Returns"] if gives and not doc["Yields"] else [])
+    return doc
+
+
+def share(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Complete a function's docstring, before numpydoc reads it."""
+    if what == "function" and any(shared(thing)):
+        lines[:] = str(completed(thing, "\n".join(lines))).splitlines()
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Listen for references without a target, for members to be listed, and for docstrings after numpydoc
-    read them."""
+    """Listen for references without a target, for members to be listed, and for docstrings before and after
+    numpydoc reads them."""
     app.connect("missing-reference", resolve)
     app.connect("autodoc-skip-member", plain_fields)
+    app.connect("autodoc-process-docstring", share, priority=400)
     app.connect("autodoc-process-docstring", keep_bars, priority=900)
     app.connect("autodoc-process-docstring", separate_references, priority=901)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -2,7 +2,22 @@
 
 `CATALOGUE` maps the names of the command line to deployment functions
 ``f(problem, workers, steps, sgd[, servers, rotated], *, options)``; the keyword-only parameters are the
-algorithm's own options.
+algorithm's own options, the others mean the same everywhere.
+
+Parameters
+----------
+problem : Objective
+    The objective to minimise.
+workers : int
+    n, at least 1.
+steps : int
+    Iterations of each worker, which SSP calls clocks, >= 0.
+sgd : SGD
+    The update rule of each server's part, or of each replica.
+servers : int
+    K, at least 1.
+rotated : bool
+    Worker i begins with server i: for deployments in which every worker's node has a server.
 """
 
 from __future__ import annotations

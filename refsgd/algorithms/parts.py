@@ -228,16 +228,6 @@ def deploy(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int,
 
     Parameters
     ----------
-    problem : Objective
-        The objective to minimise.
-    workers, servers : int
-        n and K, at least 1.
-    steps : int
-        Iterations of each worker, which SSP calls clocks, >= 0.
-    sgd : SGD
-        The update rule of each shard.
-    rotated : bool
-        Worker i begins with server i: for deployments in which every worker's node has a server.
     server : callable
         (shard, names of the workers) -> a server's program.
     client : callable, optional

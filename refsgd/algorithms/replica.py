@@ -59,11 +59,6 @@ def deploy(problem: Objective, workers: int, sgd: SGD,
 
     Parameters
     ----------
-    problem : Objective
-    workers : int
-        n, at least 1.
-    sgd : SGD
-        The update rule of each replica.
     program : callable
         (replica, names of all peers by rank) -> the main program.
     handler : callable, optional

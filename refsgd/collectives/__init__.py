@@ -2,9 +2,8 @@
 
 ``total = yield from ring_allreduce(me, peers, g)`` is one line of an algorithm.
 
-Every all-reduce has the signature ``(me, peers, x, ...) -> Program[Array]``: `me` is the rank, `peers` the
-names of all ranks in rank order, `x` this rank's vector, (d,) on every rank; it returns the sum over ranks,
-(d,).
+Every all-reduce has the signature ``(me, peers, x, ...) -> Program[Array]``; what all of them take and return
+is described here.
 
 * All ranks get the same bits: each element is finished once and then copied, or partners add a + b and b + a.
 * `x` is not modified.  n = 1 sends nothing.  n and d are arbitrary; d may be 0 or not divisible by n.
@@ -15,6 +14,20 @@ names of all ranks in rank order, `x` this rank's vector, (d,) on every rank; it
 `ALLREDUCE` maps names to functions.  Times in docstrings are for ranks that start together: alpha is the
 latency, beta the seconds per byte of a link, w = M beta for the whole vector of M bytes, gamma the seconds to
 reduce a byte.
+
+Parameters
+----------
+me : int
+    This rank, 0 to n - 1.
+peers : sequence of str
+    Names of all n nodes, by rank; the same on every rank.
+x : ndarray, (d,)
+    This rank's vector, of any float type; not modified. All ranks have the same d.
+
+Returns
+-------
+ndarray, (d,)
+    The sum, the same bits on every rank.
 
 Examples
 --------

@@ -23,13 +23,6 @@ def barrier(me: int, peers: Sequence[str]) -> Program[None]:
     """Send to the rank 1, 2, 4, ... further on, receive from the one as far behind: ceil(log2 n) alpha
     seconds.
 
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-
     Yields
     ------
     Send, Recv

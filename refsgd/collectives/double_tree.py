@@ -82,19 +82,8 @@ def double_tree_allreduce(me: int, peers: Sequence[str], x: Array, pieces: int =
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
     pieces : int
         Number of pieces of each half, at least 1.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
     """
     halves = [[x[half][piece] for piece in chunks(x[half].size, pieces)] for half in chunks(x.size, 2)]
     trees = zip(places(me, len(peers)), halves, strict=True)

@@ -75,40 +75,10 @@ def halve_and_double(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
 
 
 def recursive_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks in log2 q exchanges of the whole vector (and two more messages if n > q).
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
-    """
+    """The sum over ranks in log2 q exchanges of the whole vector (and two more messages if n > q)."""
     return (yield from folded(me, peers, x, double))
 
 
 def halving_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks in 2 log2 q exchanges of ever smaller pieces (and two more messages if n > q).
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
-    """
+    """The sum over ranks in 2 log2 q exchanges of ever smaller pieces (and two more messages if n > q)."""
     return (yield from folded(me, peers, x, halve_and_double))

@@ -26,19 +26,8 @@ def hierarchical_allreduce(me: int, peers: Sequence[str], x: Array,
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
     group : int, optional
         Ranks of a group, at least 1.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
     """
     g = factors(len(peers))[0] if group is None else group
     if g < 1:
@@ -61,19 +50,8 @@ def torus_allreduce(me: int, peers: Sequence[str], x: Array, columns: int | None
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
     columns : int, optional
         X, a divisor of n; as square as possible by default.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
     """
     n = len(peers)
     width = factors(n)[0] if columns is None else columns

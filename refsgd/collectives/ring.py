@@ -27,12 +27,6 @@ def reduce_scatter(me: int, peers: Sequence[str], x: Array, cut: Sequence[slice]
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
     cut : sequence of slice, optional
         The chunk of each rank, the same on every rank, if they are not equal; empty ones are not sent.
 
@@ -66,10 +60,6 @@ def all_gather(me: int, peers: Sequence[str], chunk: Array, cut: Sequence[slice]
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
     chunk : ndarray
         The contribution of this rank.
     cut : sequence of slice, optional
@@ -97,20 +87,6 @@ def ring_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     """The sum over ranks in 2 (n-1) steps of 1/n of the vector each.
 
     With m the bytes of the largest chunk: 2 (n-1) (alpha + m beta) + (n-1) m gamma seconds.
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
     """
     chunk = yield from reduce_scatter(me, peers, x)
     return (yield from all_gather(me, peers, chunk))
@@ -124,19 +100,8 @@ def rings_allreduce(me: int, peers: Sequence[str], x: Array, count: int = 2) -> 
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
     count : int
         Number of rings, at least 1.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
     """
     n = len(peers)
     if n == 1:

@@ -41,22 +41,7 @@ def hand_in(root: str, x: Array) -> Program[Array]:
 
 
 def root_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks by rank 0: 2 alpha + 2 (n-1) w + (n-1) M gamma seconds.
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
-    """
+    """The sum over ranks by rank 0: 2 alpha + 2 (n-1) w + (n-1) M gamma seconds."""
     if me:
         return (yield from hand_in(peers[0], x))
     total = yield from collect(me, peers, x)
@@ -72,19 +57,8 @@ def pscpu_allreduce(me: int, peers: Sequence[str], x: Array, slices: int | None 
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
     slices : int, optional
         Number of slices, at least 1.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
     """
     n = len(peers)
     part = [x[cut] for cut in chunks(x.size, n if slices is None else slices)]

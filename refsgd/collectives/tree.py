@@ -34,12 +34,6 @@ def reduce(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Ar
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
     root : int
         The rank that gets the sum.
 
@@ -62,10 +56,6 @@ def broadcast(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program
 
     Parameters
     ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
     x : ndarray, (d,)
         The vector, at the root; elsewhere any array.
     root : int
@@ -86,21 +76,6 @@ def broadcast(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program
 
 
 def tree_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
-    """The sum over ranks: reduce to rank 0, then broadcast.
-
-    Parameters
-    ----------
-    me : int
-        This rank, 0 to n - 1.
-    peers : sequence of str
-        Names of all n nodes, by rank; the same on every rank.
-    x : ndarray, (d,)
-        This rank's vector, of any float type; not modified. All ranks have the same d.
-
-    Returns
-    -------
-    ndarray, (d,)
-        The sum, the same bits on every rank.
-    """
+    """The sum over ranks: reduce to rank 0, then broadcast."""
     x = yield from reduce(me, peers, x)
     return (yield from broadcast(me, peers, x))

@@ -79,12 +79,10 @@ def seats(workers: int, hosts: Sequence[int] | None, group: int | None) -> tuple
 def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Sequence[int] | None = None, *,
               collective: Collective = "ring", rings: int | None = None, group: int | None = None,
               columns: int | None = None) -> Deployment:
-    """Deploy AR-SGD.
+    """Deploy AR-SGD; `refsgd.theory.phenomena.collectives` has the time of each collective.
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     hosts : sequence of int, optional
         Host of each worker, on a machine that has hosts.
     collective : str
@@ -96,10 +94,6 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         the workers of a host, on a machine without hosts the larger of two factors of n.
     columns : int, optional
         Of `torus`: ranks in a row, a divisor of n; as square as possible by default.
-
-    See Also
-    --------
-    refsgd.theory.phenomena.collectives : the time of each collective.
     """
     reduce = reduction(collective)
     for option, value, owner in (("rings", rings, "rings"), ("group", group, "hierarchical"),

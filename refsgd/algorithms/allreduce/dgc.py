@@ -51,20 +51,14 @@ from refsgd.effects import Deployment
 
 def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float = 0.01,
         masking: bool = True) -> Deployment:
-    """Deploy deep gradient compression.
+    """Deploy deep gradient compression, which `refsgd.algorithms.compression` does.
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     ratio : float
         Share of the entries that is sent, in (0, 1]; the paper's sparsity is 1 - ratio.
     masking : bool
         Clear the velocity of entries that are sent.
-
-    See Also
-    --------
-    refsgd.algorithms.compression : the compression of a gradient.
     """
     how = codec(f"dgc:{ratio},masking={'on' if masking else 'off'}", sgd=sgd, ranks=workers)
     return allreduce(replace(problem, exchange=replace(of(problem), codec=how)),  # type: ignore[type-var]

@@ -104,8 +104,6 @@ def zero(problem: Any, workers: int, steps: int, sgd: SGD, *, stage: int = 3) ->
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     stage : int
         What is divided: 1, the optimiser's state; 2, gradients too; 3, parameters too.
     """

@@ -70,8 +70,8 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`; `sgd` is the inner optimiser.
+    sgd : SGD
+        The inner optimiser.
     period : int
         H, steps of a round, at least 1.
     outer_lr : float

@@ -108,8 +108,6 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     period : int
         Iterations between two exchanges of a worker, at least 1 (the paper's tau).
     alpha : float, optional

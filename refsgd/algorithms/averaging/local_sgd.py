@@ -79,8 +79,6 @@ def local_sgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, period:
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     period : int
         H, steps between two averages, at least 1; 0: average only once, at the end.
     """

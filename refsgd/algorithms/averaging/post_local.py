@@ -48,8 +48,6 @@ def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     period : int
         H, steps between two averages after the switch, at least 1.
     switch : int

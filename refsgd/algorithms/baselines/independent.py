@@ -50,11 +50,5 @@ def peer(replica: Replica, problem: Objective, steps: int) -> Program[Array]:
 
 
 def independent(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
-    """Deploy n workers that do not communicate.
-
-    Parameters
-    ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
-    """
+    """Deploy n workers that do not communicate."""
     return deploy(problem, workers, sgd, lambda replica, names: peer(replica, problem, steps), survives=True)

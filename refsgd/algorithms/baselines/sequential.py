@@ -44,17 +44,7 @@ def learner(problem: Objective, steps: int, sgd: SGD) -> Program[Array]:
 
 
 def sequential(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
-    """Deploy the single worker; `workers` must be 1.
-
-    Parameters
-    ----------
-    problem : Objective
-    workers : int
-        1; a parameter so that all deployment functions have the same signature.
-    steps : int
-        Iterations, >= 0.
-    sgd : SGD
-    """
+    """Deploy the single worker; `workers` must be 1."""
     if workers != 1:
         raise ValueError(f"workers {workers}; expected 1 for sequential SGD")
     return {"worker0": Node(learner(problem, steps, sgd), rank=0, survives=True)}

@@ -88,8 +88,6 @@ def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     graph : str
         A bipartite one of `refsgd.algorithms.gossip.graphs.GRAPHS`: "bipartite" (every even rank with every
         odd one, any n), "star" (any n), "ring" or "bipartite-ring" (even n), "torus" (even sides).  The side

@@ -105,8 +105,6 @@ def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str 
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     graph : str
         A key of `refsgd.algorithms.gossip.graphs.GRAPHS`.
     order : {"cta", "atc"}

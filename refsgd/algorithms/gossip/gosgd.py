@@ -104,8 +104,6 @@ def gosgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, p: float = 
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     p : float
         Probability in [0, 1] that a peer pushes after an iteration; 0 is independent SGD.
     """

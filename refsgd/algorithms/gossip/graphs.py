@@ -5,6 +5,16 @@ ascending and without i.  All but the one-peer exponential graph are undirected.
 matrix is the weight of node j's parameters in node i's average: rows and columns sum to 1, so averaging
 conserves the mean.  The smaller the second largest absolute eigenvalue, the faster the nodes agree.
 
+Parameters
+----------
+n : int
+    Number of nodes, at least 1.
+
+Returns
+-------
+list of list of int
+    The graph.
+
 References
 ----------
 Lian et al., "Can decentralized algorithms outperform centralized algorithms?", NIPS 2017: W on a ring.
@@ -37,15 +47,6 @@ def _from(n: int, neighbours: Callable[[int], set[int]], least: int = 1) -> Grap
 def ring(n: int) -> Graph:
     """Each node is connected with the next and the previous one.
 
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 1.
-
-    Returns
-    -------
-    list of list of int
-
     Examples
     --------
     >>> ring(4)
@@ -56,15 +57,6 @@ def ring(n: int) -> Graph:
 
 def torus(n: int) -> Graph:
     """A grid whose rows and columns are rings, as nearly square as possible; nodes are numbered row by row.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 1.
-
-    Returns
-    -------
-    list of list of int
     """
     def beside(i: int) -> set[int]:
         width = factors(n)[1]
@@ -76,47 +68,18 @@ def torus(n: int) -> Graph:
 
 
 def complete(n: int) -> Graph:
-    """Each node is connected with all others.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 1.
-
-    Returns
-    -------
-    list of list of int
-    """
+    """Each node is connected with all others."""
     return _from(n, lambda i: set(range(n)))
 
 
 def star(n: int) -> Graph:
-    """Node 0 is connected with all others.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 1.
-
-    Returns
-    -------
-    list of list of int
-    """
+    """Node 0 is connected with all others."""
     return _from(n, lambda i: {0} if i else set(range(n)))
 
 
 def exponential(n: int) -> Graph:
     """Nodes 1, 2, 4, ... apart are connected: about 2 log2 n neighbours, and at most log2 n steps between
     nodes.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 1.
-
-    Returns
-    -------
-    list of list of int
 
     Examples
     --------
@@ -133,8 +96,6 @@ def one_peer_exponential(n: int, t: int) -> Graph:
 
     Parameters
     ----------
-    n : int
-        Number of nodes, at least 1.
     t : int
         The step, >= 0.
 
@@ -163,10 +124,6 @@ def bipartite(n: int) -> Graph:
     ----------
     n : int
         Number of nodes, at least 2.
-
-    Returns
-    -------
-    list of list of int
     """
     return _from(n, lambda i: {j for j in range(n) if (i + j) % 2}, least=2)
 
@@ -178,10 +135,6 @@ def bipartite_ring(n: int) -> Graph:
     ----------
     n : int
         Number of nodes, an even number of at least 2.
-
-    Returns
-    -------
-    list of list of int
     """
     if n < 2 or n % 2:
         raise ValueError(f"bipartite ring of {n} nodes; expected an even number >= 2")
@@ -262,10 +215,6 @@ def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> G
         Number of nodes, at least 1.
     known : sequence of str
         The names that the error message for another name lists.
-
-    Returns
-    -------
-    list of list of int
     """
     if name not in GRAPHS:
         raise ValueError(f"graph {name!r}; expected one of {', '.join(known)}")

@@ -77,13 +77,7 @@ def respond(replica: Replica) -> Program[None]:
 
 
 def pair_averaging(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
-    """Deploy pair averaging.
-
-    Parameters
-    ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
-    """
+    """Deploy pair averaging."""
     def main(replica: Replica, names: Sequence[str]) -> Program[Array]:
         return train(replica, [name for j, name in enumerate(names) if j != replica.rank], problem, steps)
 

@@ -86,8 +86,6 @@ def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     graph : str
         "one-peer-exponential", or a key of `refsgd.algorithms.gossip.graphs.GRAPHS`: then each peer sends to
         all neighbours in every step; weights differ from 1 if degrees differ ("star").

@@ -109,10 +109,10 @@ def gpipe(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int
 
     Parameters
     ----------
-    problem, workers, sgd, stages, cut, collective
-        As for `refsgd.algorithms.pipeline.stages.deploy`.
     steps : int
         Batches.
+    stages, cut, collective
+        As for `refsgd.algorithms.pipeline.stages.deploy`.
     micro : int
         Most micro-batches of a batch; none is empty.  1: plain model parallelism.
     passes : {"fill-drain", "1f1b"}

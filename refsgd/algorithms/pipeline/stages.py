@@ -114,11 +114,6 @@ def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: 
 
     Parameters
     ----------
-    problem : Divisible
-    workers : int
-        Number of nodes, at least 1.
-    sgd : SGD
-        The update rule of each stage.
     stages : int or None
         K, the nodes of a replica, a divisor of their number, by default all: then there is one replica.
     cut : str

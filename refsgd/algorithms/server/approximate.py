@@ -124,8 +124,6 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`.
     servers : int
         K, servers of each data centre.
     groups : sequence of int, optional

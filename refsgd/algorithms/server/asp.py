@@ -47,12 +47,6 @@ def server(shard: Shard, pushes: int) -> Program[Array]:
 
 def asp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
         rotated: bool = False) -> Deployment:
-    """Deploy ASP.
-
-    Parameters
-    ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
-    """
+    """Deploy ASP."""
     return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, len(workers) * steps))

@@ -83,9 +83,10 @@ def backup_workers(problem: Objective, workers: int, steps: int, sgd: SGD, *, ba
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`, with n = N + k workers, backups included.  A worker computes
-        at most one gradient for each of the server's steps.
+    workers : int
+        n = N + k, backups included.
+    steps : int
+        Of the server, for each of which a worker computes at most one gradient.
     backups : int
         k >= 0, gradients of a step for which the server does not wait.  It waits for at least one, so more
         than n - 1 count as n - 1.

@@ -66,8 +66,8 @@ def bsp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`; server k answers worker k first where they are `rotated`.
+    rotated : bool
+        Worker i begins with server i, which answers it first.
     aggregation : {"mean", "sum"}
         Mean over examples, or the sum of the workers' means (then the effective rate is n times as large,
         and gradients are not weighted by their batches).

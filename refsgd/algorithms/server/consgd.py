@@ -42,8 +42,6 @@ def consgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int 
 
     Parameters
     ----------
-    problem, workers, steps, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     sgd : SGD
         Its learning rate is that of the workers; the servers' constant rate is 1/n.
     staleness : int or inf

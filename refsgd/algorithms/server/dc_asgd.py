@@ -81,8 +81,6 @@ def dc_asgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     compensation : float, optional
         lambda >= 0, by default the paper's: 0.04, adaptive 2; 0 is ASP.
     adaptive : bool

@@ -141,8 +141,6 @@ def downpour(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1,
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     push_every, fetch_every : int
         Iterations between two pushes and between two fetches, at least 1.
     adagrad : bool

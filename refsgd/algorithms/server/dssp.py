@@ -97,8 +97,6 @@ def dssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     lower, upper : int
         Slack in clocks, 0 <= lower <= upper.
     """

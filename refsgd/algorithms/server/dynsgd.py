@@ -90,8 +90,6 @@ def dynsgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int 
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     staleness : int or inf
         Slack s >= 0 in clocks; inf never blocks.
     """

@@ -100,8 +100,6 @@ def sandblaster(problem: Finite, workers: int, steps: int, sgd: SGD, servers: in
     ----------
     problem : Finite
         Portion i of the batch is `gradient(x, 0, i)`, with weight `images(0, i)`.
-    workers, servers : int
-        n and K, at least 1.
     steps : int
         Steps of L-BFGS, >= 0; it stops earlier if the slope is 0.
     sgd : SGD

@@ -73,8 +73,6 @@ def softsync(problem: Objective, workers: int, steps: int, sgd: SGD, servers: in
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     splitting : int
         From 1 (a step for every `workers` gradients) to `workers` (a step for each gradient: ASP).
     """

@@ -123,8 +123,8 @@ def ssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`; only `fresh` is `rotated`.
+    rotated : bool
+        Of `fresh` only: worker i begins with server i.
     staleness : int or inf
         Slack s >= 0 in clocks; inf never blocks.
     refresh : {"fresh", "lazy", "eager"}

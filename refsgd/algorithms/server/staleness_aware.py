@@ -77,8 +77,6 @@ def staleness_aware(problem: Objective, workers: int, steps: int, sgd: SGD, serv
 
     Parameters
     ----------
-    problem, workers, steps, sgd, servers, rotated
-        As for `refsgd.algorithms.parts.deploy`.
     splitting : int, optional
         As for `softsync`, from 1 to n; by default n: every gradient is one step.
     rule : {"zhang", "odena"}

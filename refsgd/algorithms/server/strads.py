@@ -124,8 +124,6 @@ def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy =
     ----------
     problem : Objective
         With `coordinates`, as of `refsgd.problems.regression`, each step minimises along coordinates.
-    workers, steps : int
-        n, at least 1, and the number of steps.
     sgd : SGD
         The rule of problems without `coordinates`; with them it has neither momentum nor weight decay, and
         its rate is not used.

@@ -62,8 +62,8 @@ def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: b
 
     Parameters
     ----------
-    problem, workers, steps, sgd
-        As for `refsgd.algorithms.parts.deploy`; without momentum.
+    sgd : SGD
+        Without momentum.
     atomic : bool
         Whether an addition is one indivisible step.
     parts : int
