@@ -1,5 +1,5 @@
 """Objective functions: synthetic problems, small nets on real images, and shape-only nets."""
 
-from refsgd.problems.problem import Problem, classification, integer_gradients, one_image, quadratic
+from refsgd.problems.problem import Problem, classification, integer_gradients, quadratic
 
-__all__ = ["Problem", "classification", "integer_gradients", "one_image", "quadratic"]
+__all__ = ["Problem", "classification", "integer_gradients", "quadratic"]

@@ -34,17 +34,7 @@ class Rows(NamedTuple):
 
 
 def nothing(examples: int) -> float:
-    """No bytes.
-
-    Parameters
-    ----------
-    examples : int
-
-    Returns
-    -------
-    float
-        0.
-    """
+    """No bytes."""
     return 0.0
 
 
@@ -108,48 +98,20 @@ class Stage:
     loss_gradient: Callable[[Array, Rows], Array] | None = None
 
     def micro_batches(self, rank: int, t: int, micro: int = 1) -> list[Rows]:
-        """A worker's share of a step, divided into at most `micro` parts of one example or more.
-
-        Parameters
-        ----------
-        rank, t, micro : int
-
-        Returns
-        -------
-        list of Rows
-        """
+        """A worker's share of a step, divided into at most `micro` parts of one example or more."""
         count = self.images(rank, t)
         m = max(1, min(micro, count))
         return [Rows(rank, t, count * j // m, count * (j + 1) // m, count) for j in range(m)]
 
     def held(self, examples: int) -> float:
-        """Bytes that its passes of so many examples keep between forward and backward.
-
-        Parameters
-        ----------
-        examples : int
-
-        Returns
-        -------
-        float
-        """
+        """Bytes that its passes of so many examples keep between forward and backward."""
         return sum(block.held(examples) for block in self.blocks)
 
     def forward(self, x: Array, rows: Rows, a: Array | None) -> tuple[Array | None, Any]:
-        """The activations for the next stage, and what `backward` needs.
+        """The activations for the next stage, and what `backward` needs, at x and with the activations of the
+        stage before.
 
         The first stage reads the examples; the last one keeps the gradient of the loss.
-
-        Parameters
-        ----------
-        x : ndarray, (part,)
-        rows : Rows
-        a : ndarray or None
-            From the stage before; None at the first.
-
-        Returns
-        -------
-        (ndarray or None, object)
         """
         out = self.inputs(rows) if self.inputs else a
         kept = []
@@ -162,21 +124,8 @@ class Stage:
         return None, (kept, self.loss_gradient(out, rows))  # type: ignore[arg-type]
 
     def backward(self, x: Array, rows: Rows, kept: Any, d: Array | None) -> tuple[Array, Array | None]:
-        """The gradient of the stage's parameters, and that by the activations of the stage before.
-
-        Parameters
-        ----------
-        x : ndarray, (part,)
-        rows : Rows
-        kept : object
-            From `forward`.
-        d : ndarray or None
-            From the stage behind; None at the last.
-
-        Returns
-        -------
-        (ndarray, ndarray or None)
-        """
+        """The gradient of the stage's parameters, and that by the activations of the stage before, None at
+        the first; d is that of the stage behind, None at the last."""
         each, loss = kept
         d, found = loss if self.loss_gradient else d, []
         for block, values in zip(reversed(self.blocks), reversed(each), strict=True):
@@ -187,19 +136,7 @@ class Stage:
         return g, None if self.inputs else d
 
     def work(self, x: Array, rows: Rows, *_: Any) -> tuple[float, float]:
-        """Operations and bytes of parameters of the whole gradient, by which a device prices its pieces.
-
-        Parameters
-        ----------
-        x : ndarray, (part,)
-        rows : Rows
-        *_
-            Other arguments of the passes.
-
-        Returns
-        -------
-        (float, float)
-        """
+        """Operations and bytes of parameters of the whole gradient, by which a device prices its pieces."""
         assert self.operations is not None
         return self.operations(rows.rank, rows.t), self.nbytes
 
@@ -313,20 +250,7 @@ class Chain:
 
 def stages_of(chain: Chain, cut: Sequence[int], x0: Array, images: Callable[[int, int], int],
               operations: Callable[[int, int], float] | None) -> list[Stage]:
-    """The stages between cuts.
-
-    Parameters
-    ----------
-    chain : Chain
-    cut : sequence of int
-        As `Chain.cut` returns it.
-    x0, images, operations
-        Those of the problem.
-
-    Returns
-    -------
-    list of Stage
-    """
+    """The stages between cuts, which `Chain.cut` returns, of a problem with these attributes."""
     costs, found = chain.costs, []
     for first, end in pairwise([0, *cut, len(chain.blocks)]):
         blocks = chain.blocks[first:end]
@@ -341,15 +265,6 @@ def whole(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Chain:
     and the last stage, which then has all of them, computes the gradient, whose parts travel back.
 
     Its 48 blocks are equal, or some of them empty.
-
-    Parameters
-    ----------
-    x0, gradient
-        Those of the problem.
-
-    Returns
-    -------
-    Chain
     """
     count = 48
 
@@ -371,20 +286,7 @@ def whole(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Chain:
 
 def shape_only(blocks: Sequence[Block], vector: Callable[[int], Any],
                held: Callable[[int], float] = nothing) -> Chain:
-    """The same blocks without contents.
-
-    Parameters
-    ----------
-    blocks : sequence of Block
-    vector : callable
-        Makes a vector of a size.
-    held : callable
-        As of `Chain`.
-
-    Returns
-    -------
-    Chain
-    """
+    """The same blocks without contents; `vector` makes a vector of a size."""
 
     def forward(size: float, x: Array, a: Array, rows: Rows) -> tuple[Array, Array]:
         return vector(round(size * (rows.end - rows.first) / 4)), a

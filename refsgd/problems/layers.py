@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from refsgd.effects import Array
 
-# The body of a pass: it is sent the parameters of each layer in turn and yields None, and then is sent those
-# of each layer again, the last layer's first, and yields its gradient.
-Steps = Generator[Array | None, Array, None]
+Steps = Generator[Array | None, Array, None]  #: the body of a `LayerByLayer`
 Gradient = Callable[[Array, int, int], Array]
 
 
@@ -32,34 +30,47 @@ class Part(NamedTuple):
     shapes: tuple[tuple[int, ...], ...] = ()  # of its parameter arrays, in the order of the vector
 
 
-class Pass(Protocol):
-    """One gradient, layer by layer: forward from the first layer to the last, then backward to the first."""
+class LayerByLayer:
+    """One gradient, layer by layer: forward from the first layer to the last, then backward to the first.
+
+    Parameters
+    ----------
+    layers : int
+        Their number.
+    steps : generator
+        It is sent the parameters of each layer in turn and yields None, and then is sent those of each layer
+        again, the last layer's first, and yields its gradient.
+    """
+
+    def __init__(self, layers: int, steps: Steps) -> None:
+        self._layers, self._steps, self._done = layers, steps, 0
 
     def forward(self, layer: int, x: Array) -> None:
-        """Run a layer forward with its parameters.
-
-        Parameters
-        ----------
-        layer : int
-            Its number, from 0 on.
-        x : ndarray, (part,)
-        """
+        """Run a layer forward with its parameters, (part,); layers come in order."""
+        self._check("forward", layer)
+        if layer == 0:
+            next(self._steps)
+        self._steps.send(x)
 
     def backward(self, layer: int, x: Array) -> Array:
-        """Run a layer backward.
+        """Run a layer backward with its parameters again, which a pass need not keep; their gradient,
+        (part,), a mean over the worker's share."""
+        self._check("backward", layer)
+        g = self._steps.send(x)
+        if layer == 0:
+            self._steps.close()
+        assert g is not None
+        return g
 
-        Parameters
-        ----------
-        layer : int
-        x : ndarray, (part,)
-            Its parameters again, which a pass need not keep.
-
-        Returns
-        -------
-        ndarray, (part,)
-            The gradient of its parameters, a mean over the worker's share.
-        """
-        ...
+    def _check(self, direction: str, layer: int) -> None:
+        """Count this step, and refuse it if it is not the next one."""
+        done, n = self._done, self._layers
+        way, which = ("forward", done) if done < n else ("backward", 2 * n - 1 - done)
+        if (direction, layer) != (way, which):
+            expected = f"{way} of layer {which}" if done < 2 * n else "a new pass"
+            raise ValueError(f"{direction} of layer {layer} after {done} of {2 * n} steps of a gradient; "
+                             f"expected {expected}")
+        self._done += 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ class Layers:
     forward, backward : tuple of float
         Share of a gradient's time that each layer's pass takes; all of them together sum to 1.
     begin : callable
-        ``(rank, t) -> Pass``: a new pass that computes this worker's gradient of step t.
+        ``(rank, t) -> LayerByLayer``: a new pass, which computes this worker's gradient of step t.
     tensors : tuple of tuple of int
         Shapes of all parameter arrays in the order of the vector, by which codecs know matrices; () if
         unknown.
@@ -96,16 +107,11 @@ class Layers:
     parts: tuple[slice, ...]
     forward: tuple[float, ...]
     backward: tuple[float, ...]
-    begin: Callable[[int, int], Pass]
+    begin: Callable[[int, int], LayerByLayer]
     tensors: tuple[tuple[int, ...], ...] = ()
 
     def check(self, d: int) -> None:
-        """Refuse layers that are not all of a vector of `d` numbers, or not all of a gradient's time.
-
-        Parameters
-        ----------
-        d : int
-        """
+        """Refuse layers that are not all of a vector of `d` numbers, or not all of a gradient's time."""
         counts = {len(self.names), len(self.parts), len(self.forward), len(self.backward)}
         if len(counts) > 1:
             raise ValueError(f"layers: {len(self.names)} names, {len(self.parts)} parts, {len(self.forward)} "
@@ -122,62 +128,8 @@ class Layers:
             raise ValueError(f"shares of layers sum to {total}; expected 1")
 
 
-class LayerByLayer(Pass):
-    """A pass whose `steps` compute it; checks that layers come in order.
-
-    Parameters
-    ----------
-    layers : int
-        Their number.
-    steps : generator
-        It is sent the parameters of each layer in turn and yields None, and then is sent those of each layer
-        again, the last layer's first, and yields its gradient.
-    """
-
-    def __init__(self, layers: int, steps: Steps) -> None:
-        self._layers, self._steps, self._done = layers, steps, 0
-
-    def forward(self, layer: int, x: Array) -> None:
-        """Run a layer forward with its parameters."""
-        self._check("forward", layer)
-        if layer == 0:
-            next(self._steps)
-        self._steps.send(x)
-
-    def backward(self, layer: int, x: Array) -> Array:
-        """Run a layer backward; the gradient of its parameters."""
-        self._check("backward", layer)
-        g = self._steps.send(x)
-        if layer == 0:
-            self._steps.close()
-        assert g is not None
-        return g
-
-    def _check(self, direction: str, layer: int) -> None:
-        """Count this step, and refuse it if it is not the next one."""
-        done, n = self._done, self._layers
-        way, which = ("forward", done) if done < n else ("backward", 2 * n - 1 - done)
-        if (direction, layer) != (way, which):
-            expected = f"{way} of layer {which}" if done < 2 * n else "a new pass"
-            raise ValueError(f"{direction} of layer {layer} after {done} of {2 * n} steps of a gradient; "
-                             f"expected {expected}")
-        self._done += 1
-
-
 def at_once(parts: Sequence[slice], gradient: Callable[[Array], Array]) -> Steps:
-    """The steps of a pass that collects the parameters of all layers, then computes the whole gradient.
-
-    Parameters
-    ----------
-    parts : sequence of slice
-        The layers' places in the vector.
-    gradient : callable
-        ``x -> (d,)``.
-
-    Yields
-    ------
-    ndarray or None
-    """
+    """The steps of a pass that collects the parameters of all layers, then computes the whole gradient."""
     x = []
     for _ in parts:
         x.append((yield None))
@@ -187,36 +139,14 @@ def at_once(parts: Sequence[slice], gradient: Callable[[Array], Array]) -> Steps
         yield g[part]
 
 
-def whole(parts: Sequence[slice], gradient: Gradient) -> Callable[[int, int], Pass]:
-    """The `begin` of `Layers` for a problem that knows only its whole gradient: passes compute it `at_once`.
-
-    Parameters
-    ----------
-    parts : sequence of slice
-        The layers' places in the vector.
-    gradient : callable
-        ``(x, rank, t) -> (d,)``, that of the problem.
-
-    Returns
-    -------
-    callable
-    """
+def whole(parts: Sequence[slice], gradient: Gradient) -> Callable[[int, int], LayerByLayer]:
+    """The `begin` of `Layers` for a problem that knows only its whole gradient, ``(x, rank, t) -> (d,)``:
+    passes compute it `at_once`."""
     return lambda rank, t: LayerByLayer(len(parts), at_once(parts, lambda x: gradient(x, rank, t)))
 
 
-def by_work(parts: Sequence[Part], begin: Callable[[int, int], Pass]) -> Layers:
-    """Layers that take time by their work, twice as much backward as forward.
-
-    Parameters
-    ----------
-    parts : sequence of Part
-    begin : callable
-        As of `Layers`.
-
-    Returns
-    -------
-    Layers
-    """
+def by_work(parts: Sequence[Part], begin: Callable[[int, int], LayerByLayer]) -> Layers:
+    """Layers that take time by their work, twice as much backward as forward; `begin` is that of `Layers`."""
     total = 3 * sum(part.work for part in parts)
     return Layers(tuple(part.name for part in parts), tuple(part.slice for part in parts),
                   tuple(part.work / total for part in parts), tuple(2 * part.work / total for part in parts),
@@ -224,21 +154,8 @@ def by_work(parts: Sequence[Part], begin: Callable[[int, int], Pass]) -> Layers:
 
 
 def equal(d: int, gradient: Gradient, count: int = 4) -> Layers:
-    """Equal layers, no more than there are parameters; passes compute the gradient `at_once`.
-
-    Parameters
-    ----------
-    d : int
-        Number of parameters.
-    gradient : callable
-        ``(x, rank, t) -> (d,)``, that of the problem.
-    count : int
-        Their number.
-
-    Returns
-    -------
-    Layers
-    """
+    """Equal layers, no more than there are parameters; passes compute the gradient, ``(x, rank, t) -> (d,)``,
+    `at_once`."""
     count = min(count, d)
     edges = [d * k // count for k in range(count + 1)]
     parts = [slice(first, end) for first, end in zip(edges, edges[1:])]

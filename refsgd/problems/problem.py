@@ -16,20 +16,7 @@ from refsgd.problems.layers import LayerByLayer, Layers, Steps, by_work, equal
 
 
 def one_image(rank: int, t: int) -> int:
-    """Equal weights of all gradients.
-
-    Parameters
-    ----------
-    rank : int
-        The worker, 0 to n - 1.
-    t : int
-        The step, >= 0.
-
-    Returns
-    -------
-    int
-        1.
-    """
+    """1: equal weights of all gradients."""
     return 1
 
 
@@ -105,21 +92,9 @@ class Problem:
         return self.layers or equal(self.x0.size, self.gradient, 1)
 
     def split(self, stages: int, cut: str = "balance") -> list[Stage]:
-        """The problem in consecutive stages.
+        """The problem in consecutive stages, at most one for each block; `cut` is that of
+        `refsgd.problems.chain.Chain.cut`.
 
-        Parameters
-        ----------
-        stages : int
-            Their number, at most one for each block.
-        cut : str
-            ``balance``, ``mincut`` or the blocks after which to cut: see `refsgd.problems.chain.Chain.cut`.
-
-        Returns
-        -------
-        list of Stage
-
-        Examples
-        --------
         >>> [stage.x0.size for stage in quadratic(d=6, workers=1).split(3)]
         [2, 2, 2]
         """
@@ -142,34 +117,14 @@ class _Priced(NamedTuple):
 
 
 def with_batches(problem: Problem, batches: Sequence[int]) -> Problem:
-    """The same problem with gradients weighted as means over batches.
-
-    Parameters
-    ----------
-    problem : Problem
-    batches : sequence of int
-        The batch of each worker, or a single batch for all.
-
-    Returns
-    -------
-    Problem
-    """
+    """The same problem with gradients weighted as means over batches: one for each worker, or a single one
+    for all."""
     return replace(problem, images=lambda rank, t: batches[rank % len(batches)],
                    describe={**problem.describe, **described(batches)})
 
 
 def described(batches: Sequence[int]) -> dict[str, Any]:
-    """The description of batches: the mean over workers, and all of them if they differ.
-
-    Parameters
-    ----------
-    batches : sequence of int
-        Of each worker.
-
-    Returns
-    -------
-    dict
-    """
+    """The description of the workers' batches: the mean, and all of them if they differ."""
     if len(set(batches)) == 1:
         return {"batch": batches[0]}
     mean = sum(batches) / len(batches)

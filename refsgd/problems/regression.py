@@ -49,17 +49,7 @@ class Coordinates:
     penalty: float
 
     def minimum(self, x: Array, slope: Array) -> Array:
-        """The minimum along each coordinate, of a parabola plus the penalty.
-
-        Parameters
-        ----------
-        x, slope : ndarray, (k,)
-            Coordinates, and the gradient of f there.
-
-        Returns
-        -------
-        ndarray, (k,)
-        """
+        """The minimum along each of k coordinates x, of a parabola with these slopes plus the penalty."""
         v = x - slope / self.curvature
         return np.asarray(np.sign(v) * np.maximum(np.abs(v) - self.penalty / self.curvature, 0))
 
@@ -79,36 +69,12 @@ KINDS = {"lasso": _Kind(lambda s, b: (s - b) ** 2 / 2, lambda s, b: s - b, 1.0),
 
 def sparse(kind: str, a: Array, b: Array, penalty: float, workers: int = 1, batch: int | Sequence[int] = 16,
            seed: int = 0, by_label: bool = False) -> Problem:
-    """Regression on given data, whose rows are divided among workers.
+    """Regression on given data, (rows, d) with targets (rows,), which are +1 and -1 for logistic; rows are
+    divided among workers.
 
-    Parameters
-    ----------
-    kind : {"lasso", "logistic"}
-    a : ndarray, (rows, d)
-        The data, with columns of mean square 1.
-    b : ndarray, (rows,)
-        Targets; +1 and -1 for logistic.
-    penalty : float
-        Of absolute values, >= 0.
-    workers : int
-        n, the number of workers of the run.
-    batch : int or sequence of int
-        Rows in a gradient of each worker; slopes are over all rows of the worker.
-    seed : int
-        Of every epoch's order.
-    by_label : bool
-        Batches come from shards sorted by target.
-
-    Returns
-    -------
-    Problem
-
-    Raises
-    ------
-    ValueError
-        If the penalty is negative, columns have another mean square, or there are fewer rows than workers.
-    FloatingPointError
-        From `Coordinates.slope`, when a run has diverged.
+    Gradients are means over batches of each worker's rows, `by_label` of shards sorted by target; slopes of
+    `Coordinates` are over all rows of a worker.  Raises FloatingPointError in a slope of a run that has
+    diverged.
     """
     from refsgd.problems.data import Shards
 
@@ -154,21 +120,11 @@ def sparse(kind: str, a: Array, b: Array, penalty: float, workers: int = 1, batc
 
 def generated(text: str, workers: int, batch: int | Sequence[int], seed: int = 0,
               by_label: bool = False) -> Problem:
-    """The problem of ``lasso`` or ``logistic``, or of ``lasso:samples,features,correlation``.
+    """The problem of ``lasso`` or ``logistic``, or of ``lasso:samples,features,correlation``, by default
+    ``200,50,0``; the last is that of each pair of columns.
 
     Every tenth coefficient, at least one, is 1; the penalty is a tenth of the least that makes all
     coefficients 0.
-
-    Parameters
-    ----------
-    text : str
-        By default 200 samples, 50 features, correlation 0 of each pair of columns.
-    workers, batch, seed, by_label
-        As for `sparse`; `seed` also draws the data.
-
-    Returns
-    -------
-    Problem
     """
     kind, _, rest = text.partition(":")
     try:

@@ -32,17 +32,7 @@ NAMES = ("digits", *_IDX_SCALE, "cifar10", "synthetic")
 
 
 def files(name: str) -> list[str]:
-    """The published files of a data set; none if it needs no files.
-
-    Parameters
-    ----------
-    name : str
-        Name of the data set, one of `NAMES`.
-
-    Returns
-    -------
-    list of str
-    """
+    """The published files of a data set; none if it needs no files."""
     if name in _IDX_SCALE:
         return [f"{part}-{kind}-ubyte.gz" for part in _IDX_COUNTS for kind in ("images-idx3", "labels-idx1")]
     if name == "cifar10":
@@ -78,22 +68,8 @@ class Dataset:
     validation: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None
 
     def hold_back(self, share: float) -> Dataset:
-        """The same set with a share of its training images for validation: the same ones for every seed.
-
-        Parameters
-        ----------
-        share : float
-            In [0, 1), rounded to whole images.
-
-        Returns
-        -------
-        Dataset
-
-        Raises
-        ------
-        DataError
-            If no image would be left on one of the two sides.
-        """
+        """The same set with a share of its training images, in [0, 1), for validation: the same ones for
+        every seed; raises DataError if no image would be left on one of the two sides."""
         if share == 0:
             return self
         count = len(self.train_labels)
@@ -125,12 +101,7 @@ class Dataset:
 
 def user_cache() -> Path | None:
     """The library's folder in the user's cache; None if there is neither ``XDG_CACHE_HOME`` nor a home
-    directory.
-
-    Returns
-    -------
-    Path or None
-    """
+    directory."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "refsgd"
     except RuntimeError:
@@ -138,40 +109,14 @@ def user_cache() -> Path | None:
 
 
 def folders(name: str) -> list[Path]:
-    """The folders searched for the files of a data set, in order: ``$REFSGD_DATA``, then the user's cache.
-
-    Parameters
-    ----------
-    name : str
-        Name of the data set, one of `NAMES`.
-
-    Returns
-    -------
-    list of Path
-    """
+    """The folders searched for the files of a data set, in order: ``$REFSGD_DATA``, then the user's cache."""
     roots = [Path(os.environ["REFSGD_DATA"]) if os.environ.get("REFSGD_DATA") else None, user_cache()]
     return [root / name for root in roots if root is not None]
 
 
 def find(name: str, wanted: list[str]) -> Path:
-    """The first folder that holds one of the files.
-
-    Parameters
-    ----------
-    name : str
-        Name of the data set, one of `NAMES`.
-    wanted : list of str
-        Names of its files.
-
-    Returns
-    -------
-    Path
-
-    Raises
-    ------
-    DataError
-        If there is none, or if it lacks some of the files.
-    """
+    """The first folder that holds one of the files; raises DataError if there is none, or if it lacks some of
+    them."""
     places = folders(name)
     for place in places:
         missing = [file for file in wanted if not os.path.isfile(place / file)]

@@ -87,19 +87,8 @@ class Shards:
             self.steps_per_epoch = max(-(-part // b) for part, b in zip(parts, self.batches) if b)
 
     def share(self, worker: int, step: int) -> Indices:
-        """Indices of the images of one worker's step.
-
-        Parameters
-        ----------
-        worker : int
-            0 to workers - 1.
-        step : int
-            Counted across epochs: step ``steps_per_epoch`` is the first of epoch 1.
-
-        Returns
-        -------
-        int64 array, read-only, of at most ``batches[worker]`` entries; fewer or none at the end of an epoch
-        """
+        """Indices of the images of one worker's step, read-only: at most ``batches[worker]``, fewer or none
+        at the end of an epoch; steps are counted across epochs."""
         if not 0 <= worker < self.workers:
             raise ValueError(f"worker is {worker}, expected 0 to {self.workers - 1}")
         if step < 0:
