@@ -61,16 +61,17 @@ def deploys(thing):
 
 def held(name):
     """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
-    it and what others import; of a collective what `refsgd.collectives` exports; of problems and data what
-    their packages export, and classes."""
+    it, and the update rules and graphs that users choose; of a collective what `refsgd.collectives`
+    exports; of problems and data what their packages export, and classes."""
     things = dict(defined(importlib.import_module(name)))
     if name.startswith("refsgd.collectives."):
         return {own: thing for own, thing in things.items() if own in refsgd.collectives.__all__}
     if name.startswith("refsgd.problems.") and not name.startswith("refsgd.problems.nn"):
         exported = {*refsgd.problems.__all__, *refsgd.problems.data.__all__}
         return {own: thing for own, thing in things.items() if own in exported or inspect.isclass(thing)}
-    whole = not name.startswith("refsgd.algorithms.") or name.endswith((".sgd", ".graphs"))
-    return {own: thing for own, thing in things.items() if whole or deploys(thing)}
+    whole = not name.startswith("refsgd.algorithms.") or name.endswith(".graphs")
+    return {own: thing for own, thing in things.items()
+            if whole or deploys(thing) or (name.endswith(".sgd") and inspect.isclass(thing))}
 
 
 def parameters(doc):

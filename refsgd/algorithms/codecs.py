@@ -39,13 +39,14 @@ class Rule:
     linear: ClassVar[bool] = False  #: the last fields of messages that agree in the others may be summed
     projects: ClassVar[bool] = False  #: linear once ranks have agreed on the sum of a projection: PowerSGD
     keeps: ClassVar[bool] = False  #: error feedback, and momentum, are a part of the rule: DGC
+    tensors: Tensors = ()  #: the arrays in the vector, where the rule distinguishes them
 
     def start(self, d: int) -> Any:
         """The state before the first vector."""
 
     def part(self, at: slice) -> Rule:
-        """The rule of a part of the vector."""
-        return self
+        """The rule of a part of the vector, with the pieces of arrays that are in it."""
+        return replace(self, tensors=cut(self.tensors, at)) if self.tensors else self  # type: ignore[type-var]
 
     def ready(self, g: Array, x: Array) -> Array:
         """A gradient at x as it is to be encoded."""
@@ -221,10 +222,6 @@ class DGC(Rule):
         """Nothing yet."""
         return Residual()
 
-    def part(self, at: slice) -> Rule:
-        """With the pieces of arrays that are in the part."""
-        return replace(self, tensors=cut(self.tensors, at))
-
     def ready(self, g: Array, x: Array) -> Array:
         """The gradient at x, clipped, with weight decay."""
         if self.clip < math.inf and (norm := math.sqrt(float(np.sum(g * g)))) > 0:
@@ -291,10 +288,6 @@ class OneBit(Rule):
     """A bit for each entry, and two values for each column: the means of its two sides."""
 
     tensors: Tensors = ()
-
-    def part(self, at: slice) -> Rule:
-        """With the pieces of arrays that are in the part."""
-        return replace(self, tensors=cut(self.tensors, at))
 
     def encode(self, state: Any, s: Array, key: Key) -> tuple[Message, Any]:
         """Packed bits, then what stands for entries <= 0 and for those > 0, of each column."""

@@ -34,6 +34,7 @@ import numpy as np
 
 from refsgd.algorithms.compression import Codec
 from refsgd.algorithms.sgd import SGD
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Array, Compute, Piece, Program
 
 Overlap = Literal["none", "backward", "both"]
@@ -95,7 +96,7 @@ class Exchange:
     def cut(self, problem: Any, servers: int) -> list[slice]:
         """The parts of the parameters, in order; layout `equal` has one for each server."""
         if self.layout == "equal":
-            return equal(problem.x0.size, servers)
+            return chunks(problem.x0.size, servers)
         found = list(problem.layers.parts)
         if self.layout == "layers":
             return found
@@ -136,16 +137,6 @@ PLAIN = Exchange()  #: the whole gradient at once, in equal parts
 def of(problem: Any) -> Exchange:
     """The exchange of a problem; `PLAIN` for one that does not have any."""
     return getattr(problem, "exchange", None) or PLAIN
-
-
-def equal(d: int, servers: int) -> list[slice]:
-    """Divide range(d) into contiguous parts, one per server, of equal length to within one.
-
-    >>> equal(10, 3)
-    [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
-    """
-    edges = [d * k // servers for k in range(servers + 1)]
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
 
 def section(pieces: Sequence[tuple[slice, Array]], part: slice) -> Array:

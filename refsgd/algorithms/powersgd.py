@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.codecs import Key, Message, Rule, Tensors, cut, places
+from refsgd.algorithms.codecs import Key, Message, Rule, Tensors, places
 from refsgd.effects import Array
 
 
@@ -81,10 +81,6 @@ class PowerSGD(Rule):
         """Factors, one for each matrix, from one vector."""
         ends = np.cumsum([size * self.rank for size in sizes])
         return [factor.reshape(-1, self.rank) for factor in np.split(v, ends)[: len(sizes)]]
-
-    def part(self, at: slice) -> Rule:
-        """With the pieces of arrays that are in the part."""
-        return replace(self, tensors=cut(self.tensors, at))
 
     def start(self, d: int) -> Factors:
         """The first Q, the same on every rank."""

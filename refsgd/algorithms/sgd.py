@@ -109,20 +109,8 @@ class Warmup:
 
 
 def parse_schedule(text: str, updates: int = 1) -> Schedule:
-    """Read ``constant``, ``cosine``, ``cosine(updates)`` or ``step(every,factor)``; raises ValueError on
-    anything else.
-
-    Parameters
-    ----------
-    text : str
-    updates : int
-        Of the whole run, at the end of which a ``cosine`` is 0.
-
-    Returns
-    -------
-    callable
-        ``t -> float``, the factor of the learning rate at update t.
-    """
+    """Read ``constant``, ``cosine``, ``cosine(updates)`` or ``step(every,factor)``; a ``cosine`` without a
+    number is 0 after `updates`.  Raises ValueError on anything else."""
     name, _, given = text.removesuffix(")").partition("(")
     numbers = given.split(",") if given else []
     if name == text == "constant":
@@ -180,48 +168,16 @@ class SGD:
             raise ValueError(f"weight decay {self.weight_decay}; expected a finite number >= 0")
 
     def rate(self, t: int) -> np.float32:
-        """The learning rate at update t.
-
-        Parameters
-        ----------
-        t : int
-            Updates of these parameters so far, >= 0.
-
-        Returns
-        -------
-        float32
-        """
+        """The learning rate at update t of these parameters."""
         return np.float32(self.lr * self.schedule(t))
 
     def start(self, x: Array) -> Any:
-        """The velocity before the first update: zeros of the shape of `x`.
-
-        Parameters
-        ----------
-        x : ndarray, (d,)
-            Parameters.
-
-        Returns
-        -------
-        ndarray, (d,)
-        """
+        """The velocity before the first update: zeros of the shape of the parameters `x`."""
         return np.zeros_like(x)
 
     def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
-        """Parameters and velocity after update t with gradient g.
-
-        Parameters
-        ----------
-        x, v, g : ndarray, (d,)
-            Parameters, velocity, gradient.
-        t : int
-            Updates of these parameters so far, >= 0.
-
-        Returns
-        -------
-        (ndarray, ndarray)
-            New arrays; without momentum the velocity is `v` itself.
-        """
+        """Parameters and velocity after update t with gradient g: new arrays, but without momentum `v`
+        itself."""
         if self.weight_decay:
             g = g + np.float32(self.weight_decay) * x
         if not self.momentum:
@@ -235,17 +191,6 @@ def weights(images: Sequence[int]) -> tuple[list[int], int]:
 
     So a single gradient keeps its bits, and equal shares cause no rounding.
 
-    Parameters
-    ----------
-    images : sequence of int
-        Of each share, at least one share.
-
-    Returns
-    -------
-    (list of int, int)
-
-    Examples
-    --------
     >>> weights([16, 16]), weights([16, 15])
     (([1, 1], 2), ([16, 15], 31))
     """
@@ -259,16 +204,6 @@ def mean_gradient(gradients: Sequence[Array], images: Sequence[int]) -> Array:
 
     The plain mean of means is wrong if the shares b_i differ.  The order is that of the workers, never that
     of arrival: floating-point addition must not depend on the network.
-
-    Parameters
-    ----------
-    gradients : sequence of ndarray, (d,)
-    images : sequence of int
-        Of each share, in the order of workers.
-
-    Returns
-    -------
-    ndarray, (d,)
     """
     share, total = weights(images)
     weighted = np.float32(share[0]) * gradients[0]

@@ -44,9 +44,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from refsgd.collectives.dissemination import barrier
 from refsgd.collectives.double_tree import double_tree_allreduce
-from refsgd.collectives.doubling import halving_doubling_allreduce, recursive_doubling_allreduce
+from refsgd.collectives.doubling import barrier, halving_doubling_allreduce, recursive_doubling_allreduce
 from refsgd.collectives.levels import hierarchical_allreduce, torus_allreduce
 from refsgd.collectives.ring import all_gather, reduce_scatter, ring_allreduce, rings_allreduce
 from refsgd.collectives.root import pscpu_allreduce, root_allreduce

@@ -1,4 +1,4 @@
-"""Partners at distances that are powers of two: recursive doubling, and recursive halving and doubling.
+"""Partners at distances that are powers of two: recursive doubling, halving and doubling, and a barrier.
 
 Recursive doubling exchanges whole vectors log2 n times: fewest steps, for short vectors.  Halving and
 doubling exchanges halves, quarters, ... and then the finished pieces back: as few bytes as the ring in 2 log2
@@ -9,11 +9,13 @@ References
 ----------
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1),
 2005, sections 4.4 and 4.5.  Rabenseifner, "Optimization of collective reduction operations", ICCS 2004.
+Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988: dissemination.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -82,3 +84,24 @@ def recursive_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Pro
 def halving_doubling_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
     """The sum over ranks in 2 log2 q exchanges of ever smaller pieces (and two more messages if n > q)."""
     return (yield from folded(me, peers, x, halve_and_double))
+
+
+class Here(NamedTuple):
+    """rank -> rank: I have entered, and so have all ranks whose messages have reached me."""
+
+    round: int
+
+
+def barrier(me: int, peers: Sequence[str]) -> Program[None]:
+    """Send to the rank 1, 2, 4, ... further on, receive from the one as far behind: ceil(log2 n) alpha
+    seconds.
+
+    Yields
+    ------
+    Send, Recv
+        ceil(log2 n) messages without payload to ranks further on, as many from ranks behind.
+    """
+    n = len(peers)
+    for k in range((n - 1).bit_length()):
+        yield Send(peers[(me + (1 << k)) % n], Here(k))
+        yield Recv(Here, src=peers[(me - (1 << k)) % n])

@@ -6,7 +6,6 @@ and hands its own to the next; the gradient by these activations comes back the 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -205,12 +204,14 @@ class Chain:
             names = ", ".join(block.name for block in self.blocks)
             raise ValueError(f"stages {stages}; expected 1 to {count}, a block or more for each: {names}")
         if how == "mincut":
-            return self._cheapest(stages, 1.0) or []
+            return self._cheapest(stages, 1.0)
         if how == "balance":
             sums = [0.0, *accumulate(self.costs)]
-            times = sorted({b - a for k, b in enumerate(sums) for a in sums[:k]})  # of a slowest stage
-            least = bisect_left(times, True, key=lambda most: self._fits(stages, most))
-            return self._cheapest(stages, times[least]) or []
+            slowest = sums  # the least time of the slowest stage, by number of blocks in the stages so far
+            for _ in range(stages - 1):
+                slowest = [min(max(slowest[k], end - sums[k]) for k in range(count + 1) if sums[k] <= end)
+                           for end in sums]
+            return self._cheapest(stages, slowest[-1])
         try:
             found = [int(end) for end in how.split(",")] if how else []
         except ValueError:
@@ -220,18 +221,9 @@ class Chain:
                              f"{stages - 1} blocks after which to cut, ascending and within 1 to {count - 1}")
         return found
 
-    def _fits(self, stages: int, most: float) -> bool:
-        """Whether no stage need take more than `most`, if each takes as many blocks as it can."""
-        used, filled = 1, 0.0
-        for cost in self.costs:
-            if filled + cost > most * (1 + 1e-12):
-                used, filled = used + 1, 0.0
-            filled += cost
-        return used <= stages and max(self.costs) <= most * (1 + 1e-12)
-
-    def _cheapest(self, stages: int, most: float) -> list[int] | None:
-        """The cut that the fewest bytes cross, of those equal the one with the quickest slowest stage, if no
-        stage may take more than `most`; dynamic programming over (stages, blocks)."""
+    def _cheapest(self, stages: int, most: float) -> list[int]:
+        """The cut that the fewest bytes cross, of those equal the one with the quickest slowest stage, in
+        stages that take at most `most`; dynamic programming over (stages, blocks)."""
         sums, count = [0.0, *accumulate(self.costs)], len(self.blocks)
         Best = tuple[float, float, list[int]]
         best: dict[int, Best] = {0: (0.0, 0.0, [])}  # by number of blocks in the stages so far
@@ -245,7 +237,7 @@ class Chain:
                 if options:
                     after[end] = min(options)
             best = after
-        return best[count][2][:-1] if count in best else None
+        return best[count][2][:-1]
 
 
 def stages_of(chain: Chain, cut: Sequence[int], x0: Array, images: Callable[[int, int], int],

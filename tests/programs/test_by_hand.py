@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.parts import Model, Push, Shard, worker
 from refsgd.algorithms.server import asp, bsp, ssp_gate
 from refsgd.algorithms.sgd import SGD, StepDecay, mean_gradient, parse_schedule
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Compute, Mark, Recv, Send, payload_bytes
 from refsgd.problems import quadratic
 
@@ -65,7 +65,7 @@ def test_ssp_server_withholds_the_answer_to_whom_is_too_far_ahead():
 def test_slices_cover_the_vector_and_differ_by_at_most_one():
     for d in range(12):
         for k in range(1, 8):
-            parts = equal(d, k)
+            parts = chunks(d, k)
             assert [i for s in parts for i in range(s.start, s.stop)] == list(range(d))
             sizes = {s.stop - s.start for s in parts}
             assert max(sizes) - min(sizes) <= 1

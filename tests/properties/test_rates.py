@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.sgd import SGD, parse_schedule
+from refsgd.collectives.parts import chunks
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Marked as MarkEvent
@@ -26,7 +26,7 @@ def of_the_worker(run, rank, t, k):
 
 def own_center(run, rank):
     """Number and workers of a worker's data centre."""
-    centers = [range(run.workers)[center] for center in equal(run.workers, 2)]
+    centers = [range(run.workers)[center] for center in chunks(run.workers, 2)]
     found, = [(k, center) for k, center in enumerate(centers) if rank in center]
     return found
 

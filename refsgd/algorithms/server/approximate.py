@@ -42,11 +42,11 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.parts import Model, Objective, Push, names, worker
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.server.mirrors import Barrier, Copy, Mirror, Significant, Taken
 from refsgd.algorithms.sgd import SGD
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Array, Deployment, Died, Mark, Node, Program, Recv, Send
 
 Inside = Literal["bsp", "ssp", "asp"]
@@ -113,7 +113,7 @@ def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) 
     count = min(2, max(1, workers)) if centers is None else centers
     if not 1 <= count <= workers:
         raise ValueError(f"centers {count} for {workers} workers; expected at least 1, and a worker for each")
-    return [list(range(workers))[center] for center in equal(workers, count)]
+    return [list(range(workers))[center] for center in chunks(workers, count)]
 
 
 def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
@@ -162,8 +162,8 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
         nodes |= {ws[i]: Node(worker(i, ss[c::len(members)], problem, steps), rank=i) for i in center}
     for i, s in enumerate(ss):  # the first of each centre, then the second of each
         part, c = divmod(i, len(members))
-        own, x = [ws[j] for j in members[c]], problem.x0[equal(problem.x0.size, servers)[part]]
-        copy = Copy(i, x, sgd, piece=equal(x.size, len(members))[c])
+        own, x = [ws[j] for j in members[c]], problem.x0[chunks(problem.x0.size, servers)[part]]
+        copy = Copy(i, x, sgd, piece=chunks(x.size, len(members))[c])
         window = barrier * (1 if local == "bsp" else len(own))
         mirrors = [Mirror(m, window, steps) for m in ss[part * len(members):][:len(members)] if m != s]
         beside = members[c][part % len(own)]  # on a machine that deals servers to the hosts of workers

@@ -43,12 +43,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.exchange import PLAIN, equal, of
+from refsgd.algorithms.exchange import PLAIN, of
 from refsgd.algorithms.parts import Fetch, Model, Servers, Shard, deploy, names
 from refsgd.algorithms.pipeline.gpipe import gradient
 from refsgd.algorithms.pipeline.stages import Worker as Stage
 from refsgd.algorithms.pipeline.stages import deploy as pipeline
 from refsgd.algorithms.sgd import SGD
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, RunEnded, Send
 
 
@@ -128,7 +129,7 @@ def _divided(problem: Any, workers: int, sgd: SGD, servers: int, stages: int,
     nodes = dict(pipeline(problem, workers, sgd, stages, "balance", "ring",
                           lambda me: client(me, replicas, own[me.k])))
     for k, stage in enumerate(problem.split(stages)):
-        for s, part in enumerate(equal(stage.x0.size, servers)):
+        for s, part in enumerate(chunks(stage.x0.size, servers)):
             shard = Shard(k * servers + s, stage.x0[part], sgd)
             nodes[own[k][s]] = Node(server(shard, replicas), role="server", rank=s)
     return nodes

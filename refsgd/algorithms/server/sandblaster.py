@@ -36,11 +36,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.parts import Objective, names
 from refsgd.algorithms.server.portions import Crew, dismiss, evaluate, worker
 from refsgd.algorithms.server.vector_shards import OLD_G, OLD_X, PAIRS, G, P, X, combine, dot, parameter_shard
 from refsgd.algorithms.sgd import SGD
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Deployment, Node, Program
 
 
@@ -120,7 +120,7 @@ def sandblaster(problem: Finite, workers: int, steps: int, sgd: SGD, servers: in
     program = coordinator(ws, ss, steps, sgd, count, history)
     nodes["coordinator"] = Node(program, role="server", rank=len(ss), survives=True)
     images = [problem.images(0, i) for i in range(count)]
-    for k, (s, part) in enumerate(zip(ss, equal(problem.x0.size, servers), strict=True)):
+    for k, (s, part) in enumerate(zip(ss, chunks(problem.x0.size, servers), strict=True)):
         shard = parameter_shard(k, problem.x0[part], workers, images, sgd.weight_decay)
         nodes[s] = Node(shard, role="server", rank=k, survives=True)
     return nodes

@@ -39,10 +39,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.blocks import Matrix, Policy, between, check, put, schedule, take
 from refsgd.algorithms.sgd import SGD, mean_gradient
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
 
 
@@ -152,7 +152,7 @@ def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy =
     if known is not None and (sgd.momentum or sgd.weight_decay):
         raise ValueError(f"momentum {sgd.momentum}, weight decay {sgd.weight_decay} with steps to the "
                          "minimum along a coordinate; expected 0")
-    cut = equal(d, count)
+    cut = chunks(d, count)
     conflicts = np.zeros((count, count)) if known is None else between(known.correlation, cut)
     nodes = {w: Node(worker(i, problem, cut, steps)) for i, w in enumerate(ws)}
     program = scheduler(ws, problem, cut, sgd, steps, policy, wide, conflicts, rho, eps)

@@ -1,5 +1,5 @@
 """Real images, and the order in which workers see them."""
-from refsgd.problems.data.errors import DataError
+from refsgd.problems.data.formats import DataError
 from refsgd.problems.data.published import Status, fetch, status
 from refsgd.problems.data.sets import NAMES, Dataset, load, synthetic
 from refsgd.problems.data.shards import Shards, apportion

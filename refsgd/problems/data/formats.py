@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from refsgd.problems.data.errors import DataError
-
 Bytes = NDArray[np.uint8]
+
+
+class DataError(Exception):
+    """A data set is missing or invalid: one line with what was found and what was expected."""
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from refsgd.problems.data.errors import DataError
+from refsgd.problems.data.formats import DataError
 from refsgd.problems.data.sets import NAMES, files, folders, user_cache
 
 # Where the files are published, and a mirror.

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from refsgd.problems.data.errors import DataError
-from refsgd.problems.data.formats import Bytes, read_cifar, read_digits, read_idx
+from refsgd.problems.data.formats import Bytes, DataError, read_cifar, read_digits, read_idx
 
 _DIGITS = 1797
 _DIGITS_TRAINING = 1437

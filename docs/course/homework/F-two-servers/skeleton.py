@@ -8,8 +8,8 @@ the model of gradient t contains the first t - staleness gradients of every work
 need.
 """
 
-from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.parts import Model, Push, Shard, names, worker
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Node, Recv, Send
 
 
@@ -30,6 +30,6 @@ def server(shard, workers, steps, staleness):
 def homework(problem, workers, steps, sgd, *, staleness=1):
     ws, ss = names(workers, 2)
     nodes = {w: Node(worker(i, ss, problem, steps), rank=i) for i, w in enumerate(ws)}
-    for k, part in enumerate(equal(problem.x0.size, 2)):  # TODO: they do not agree
+    for k, part in enumerate(chunks(problem.x0.size, 2)):  # TODO: they do not agree
         nodes[ss[k]] = Node(server(Shard(k, problem.x0[part], sgd), ws, steps, staleness), role="server", rank=k)
     return nodes

@@ -10,8 +10,8 @@ without need.
 
 from typing import NamedTuple
 
-from refsgd.algorithms.exchange import equal
 from refsgd.algorithms.parts import Model, Push, Shard, names, worker
+from refsgd.collectives.parts import chunks
 from refsgd.effects import Node, Recv, Send
 
 
@@ -59,7 +59,7 @@ def follower(shard, workers, steps, other):
 def homework(problem, workers, steps, sgd, *, staleness=1):
     ws, ss = names(workers, 2)
     nodes = {w: Node(worker(i, ss, problem, steps), rank=i) for i, w in enumerate(ws)}
-    first, second = (Shard(k, problem.x0[part], sgd) for k, part in enumerate(equal(problem.x0.size, 2)))
+    first, second = (Shard(k, problem.x0[part], sgd) for k, part in enumerate(chunks(problem.x0.size, 2)))
     nodes[ss[0]] = Node(leader(first, ws, steps, staleness, ss[1]), role="server", rank=0)
     nodes[ss[1]] = Node(follower(second, ws, steps, ss[0]), role="server", rank=1)
     return nodes
