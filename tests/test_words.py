@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "tutorials").glob("*.md"), *(ROOT / "docs").glob("*.md"),
-         *(p for folder in ("algorithms", "explanation", "howto", "studies", "course")
+         *(p for folder in ("algorithms", "explanation", "howto", "studies", "course", "museum")
            for p in (ROOT / "docs" / folder).rglob("*.md"))])
 
 #: pattern -> what to write instead; in pages and in the strings of the library

@@ -205,13 +205,17 @@ class Picture(Run):
         return [figure]
 
 
+def style(prefix: str) -> dict[str, Any]:
+    """How figures of a page are drawn."""
+    return {"svg.fonttype": "none", "svg.hashsalt": prefix, "text.color": INK, "axes.labelcolor": INK,
+            "axes.edgecolor": INK, "xtick.color": INK,
+            "ytick.color": INK, "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
+
+
 def svg(trace: Trace, end: float, prefix: str, label: str) -> str:
     """A timeline as an SVG element; ids are made unique in the page by `prefix`."""
     lanes = list(trace.nodes)
-    style = {"svg.fonttype": "none", "svg.hashsalt": prefix, "text.color": INK, "axes.labelcolor": INK,
-             "axes.edgecolor": INK, "xtick.color": INK,
-             "ytick.color": INK, "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
-    with matplotlib.rc_context(style):
+    with matplotlib.rc_context(style(prefix)):
         figure = Figure(figsize=(7.2, 0.6 + 0.42 * len(lanes)), layout="constrained")
         ax = plots.timeline(trace, figure.add_subplot(), 0.0, end, causes=True)
         ax.get_legend().remove()  # the page has one in its own letters
@@ -219,8 +223,13 @@ def svg(trace: Trace, end: float, prefix: str, label: str) -> str:
         ax.set_ylim(len(lanes) - 0.4, -0.6)
         ax.set_xlim(0, end)
         ax.set_xlabel("seconds (virtual)")
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+        return element(figure, prefix, label)
+
+
+def element(figure: Figure, prefix: str, label: str) -> str:
+    """A figure drawn with `INK` as an SVG element."""
+    out = io.StringIO()
+    figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()
     text = text[text.index("<svg"):]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)

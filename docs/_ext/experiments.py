@@ -238,9 +238,9 @@ class Outcome(NamedTuple):
     failure: Exception | None
 
 
-def perform(code: str) -> Outcome:
-    """Run an experiment."""
-    values: dict[str, Any] = {"__name__": "experiment"}
+def perform(code: str, **given: Any) -> Outcome:
+    """Run an experiment; `given` are names that it may use."""
+    values: dict[str, Any] = {"__name__": "experiment", **given}
     with contextlib.redirect_stdout(io.StringIO()) as out, np.errstate(all="ignore"):
         try:
             exec(compile(imports(code) + code, "<experiment>", "exec"), values)
