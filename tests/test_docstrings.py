@@ -15,6 +15,7 @@ import refsgd
 import refsgd.collectives
 import refsgd.problems.data
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
 from refsgd.problems.nn import elementwise, kernels, vector
 
 #: the public modules; everything else is internal, read beside its source
@@ -29,6 +30,8 @@ INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published",
           "refsgd.testing.tracers")
 NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay",
          "run")
+#: the parts of a problem that users build besides what the packages export
+BUILT = ("Block", "Chain", "LayerByLayer", "Layers")
 MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
            if m.name != "refsgd.cli.__main__"]
 DOCS = Path(__file__).parents[1] / "docs"
@@ -61,17 +64,17 @@ def deploys(thing):
 
 def held(name):
     """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
-    it, and the update rules and graphs that users choose; of a collective what `refsgd.collectives`
-    exports; of problems and data what their packages export, and classes."""
+    it, its update rule and its graphs; of a collective what `refsgd.collectives` exports; of problems and
+    data what their packages export and what users build."""
     things = dict(defined(importlib.import_module(name)))
     if name.startswith("refsgd.collectives."):
         return {own: thing for own, thing in things.items() if own in refsgd.collectives.__all__}
     if name.startswith("refsgd.problems.") and not name.startswith("refsgd.problems.nn"):
         exported = {*refsgd.problems.__all__, *refsgd.problems.data.__all__}
-        return {own: thing for own, thing in things.items() if own in exported or inspect.isclass(thing)}
+        return {own: thing for own, thing in things.items() if own in exported or own in BUILT}
     whole = not name.startswith("refsgd.algorithms.") or name.endswith(".graphs")
     return {own: thing for own, thing in things.items()
-            if whole or deploys(thing) or (name.endswith(".sgd") and inspect.isclass(thing))}
+            if whole or deploys(thing) or thing is SGD}
 
 
 def parameters(doc):

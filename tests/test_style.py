@@ -34,6 +34,9 @@ ARROWS = {
     "testing": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "experiment", "display"},
 }
 FREE = {"cli", "__init__"}
+#: files that are a piece of an algorithm, with the file that has its facts and references
+PIECES = {"blocks": "strads", "mirrors": "approximate", "portions": "sandblaster", "vector_shards": "sandblaster",
+          "ssp_gate": "ssp"}
 
 
 def room_of(path: Path) -> str:
@@ -102,8 +105,9 @@ def test_an_algorithm_is_one_short_file_with_its_facts(path):
     text = path.read_text()
     doc = ast.get_docstring(ast.parse(text))
     assert len(text.splitlines()) <= 175
-    piece = path.stem in ("blocks", "mirrors", "portions", "powersgd", "ssp_gate")  # of an algorithm whose facts stand in its own file
-    for section in ("References",) if piece else ("Quick facts", "References"):
+    if whole := PIECES.get(path.stem):
+        assert f"`{whole}`" in doc, f"{path.name} does not name {whole}, where its facts stand"
+    for section in () if whole else ("References",) if path.stem == "powersgd" else ("Quick facts", "References"):
         assert section in doc, f"{path.name} lacks {section}"
     for function in [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef)]:
         if any(isinstance(n, ast.Yield) for n in ast.walk(function)):

@@ -4,7 +4,8 @@ An exchange is orthogonal to an algorithm's rule.  The programs that algorithms 
 problem: `parts` for those with servers, `allreduce` for those without.
 
 * **Layout**: `equal` parts, one per server; one part per layer; or `chunks` of a layer of at most so many
-  bytes.  Each part is a server program of its own, with its own version, and is dealt to one of the servers.
+  bytes.  Each part is a server program of its own, with its own version, and is dealt to one of the servers:
+  in turn, by size, or by a hash of its number.
 * **Overlap**: `backward`, a part leaves as soon as the backward pass has computed it (wait-free
   backpropagation); `both`, the next forward pass starts as well, layer by layer as parameters arrive.
 * **Priority**: outgoing links serve the parts of the lowest layers first, which the next forward pass needs
@@ -43,35 +44,15 @@ CHUNKS = re.compile(r"chunks:([1-9]\d*)")
 
 @dataclass(frozen=True)
 class Exchange:
-    """The options of an exchange.
+    """The options of an exchange, with the codec for the run's number of workers and rule."""
 
-    Parameters
-    ----------
-    layout : str
-        ``"equal"``, ``"layers"`` or ``"chunks:BYTES"``.
-    balance : {"robin", "size", "hash"}
-        How parts are dealt to servers: in turn; the largest first, each to the server with the fewest bytes;
-        by a hash of their number.
-    overlap : {"none", "backward", "both"}
-    priority : bool
-        Whether links serve the lowest layers first.
-    bucket : int
-        Bytes that an all-reduce with overlap waits for before it sums them; 0: each layer by itself.
-    compress : str
-        A codec by name, such as ``"topk:0.01"``; empty: gradients as they are.
-    feedback : bool
-        Whether the sender adds what a message left out to its next one.
-    codec : Codec, optional
-        The codec, for the run's number of workers and rule.
-    """
-
-    layout: str = "equal"
-    balance: str = "robin"
+    layout: str = "equal"  #: or "layers", "chunks:BYTES"
+    balance: str = "robin"  #: or "size", the largest part first to the server with the fewest bytes; "hash"
     overlap: Overlap = "none"
     priority: bool = False
-    bucket: int = 0
-    compress: str = ""
-    feedback: bool = True
+    bucket: int = 0  #: bytes; 0: each layer by itself
+    compress: str = ""  #: a codec by name, such as "topk:0.01"; empty: gradients as they are
+    feedback: bool = True  #: whether the sender adds what a message left out to its next one
     codec: Codec | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:

@@ -42,17 +42,10 @@ class StepDecay:
     Asynchronous servers update once per push, so they reach the same decay n times earlier in epochs than a
     synchronous one.  Jia et al., IPCCC 2020, adapt the rate in this way, "based on the number of weight
     updates".
-
-    Parameters
-    ----------
-    every : int
-        Updates, at least 1.
-    factor : float
-        In (0, 1].
     """
 
-    every: int
-    factor: float
+    every: int  #: updates, at least 1
+    factor: float  #: in (0, 1]
 
     def __post_init__(self) -> None:
         if self.every < 1 or not 0 < self.factor <= 1:
@@ -68,15 +61,9 @@ constant = StepDecay(1, 1.0)  #: the learning rate never changes
 
 @dataclass(frozen=True)
 class Cosine:
-    """Lower the learning rate from its full value to 0 along half a cosine; there are no restarts.
+    """Lower the learning rate from its full value to 0 along half a cosine; there are no restarts."""
 
-    Parameters
-    ----------
-    updates : int
-        At least 1; from this update on the rate is 0.
-    """
-
-    updates: int
+    updates: int  #: at least 1; from this one on the rate is 0
 
     def __post_init__(self) -> None:
         if self.updates < 1:
@@ -88,21 +75,11 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Begin at a share of the learning rate, and raise it by the same amount at each of the first updates.
+    """Begin at a share of the learning rate, and raise it by the same amount at each of the first updates."""
 
-    Parameters
-    ----------
-    updates : int
-        At least 1; update number `updates`, counted from 0, is the first with the full rate.
-    start : float
-        The share at update 0.
-    then : callable
-        The schedule, which counts from update 0 as well; the warm-up multiplies it.
-    """
-
-    updates: int
-    start: float
-    then: Schedule
+    updates: int  #: at least 1; update number `updates`, counted from 0, is the first with the full rate
+    start: float  #: the share at update 0
+    then: Schedule  #: counts from update 0 as well; the warm-up multiplies it
 
     def __call__(self, t: int) -> float:
         return (self.start + (1 - self.start) * min(t / self.updates, 1)) * self.then(t)

@@ -70,30 +70,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive blocks, and the ends of the chain where it has them; `Problem.split` makes it.
+    """Consecutive blocks, and the ends of the chain where it has them; `Problem.split` makes it."""
 
-    Parameters
-    ----------
-    x0 : ndarray, (part,)
-        Its parameters at the start.
-    share : float
-        The part of a gradient's time that its passes take.
-    blocks : sequence of Block
-    nbytes : int
-        Of all parameters of the problem.
-    images, operations : callable
-        Those of the problem; its `work` may be None.
-    inputs, loss_gradient : callable or None
-        Those of the chain, at the first and at the last stage.
-    """
-
-    x0: Array
-    share: float
+    x0: Array  #: (part,), its parameters at the start
+    share: float  #: the part of a gradient's time that its passes take
     blocks: Sequence[Block]
     nbytes: int  #: of all parameters of the problem
-    images: Callable[[int, int], int]
-    operations: Callable[[int, int], float] | None
-    inputs: Callable[[Rows], Array] | None = None
+    images: Callable[[int, int], int]  #: those of the problem
+    operations: Callable[[int, int], float] | None  #: its `work`
+    inputs: Callable[[Rows], Array] | None = None  #: those of the chain, at the first and at the last stage
     loss_gradient: Callable[[Array, Rows], Array] | None = None
 
     def micro_batches(self, rank: int, t: int, micro: int = 1) -> list[Rows]:

@@ -25,27 +25,13 @@ from refsgd.problems.problem import Problem, described
 
 @dataclass(frozen=True)
 class Coordinates:
-    """The behaviour of ``f(x) + penalty |x|_1`` along single coordinates.
+    """The behaviour of ``f(x) + penalty |x|_1`` along single coordinates."""
 
-    Parameters
-    ----------
-    slope : callable
-        ``(x, rank, where) -> (k,)``: entries `where` of the gradient of f, as a mean over all rows of worker
-        `rank`.
-    rows : callable
-        ``rank -> int``: number of these rows.
-    correlation : ndarray, (d, d)
-        Of the columns of the data.
-    curvature : float
-        Second derivative of f along each coordinate, or an upper bound.
-    penalty : float
-        >= 0.
-    """
-
+    #: ``(x, rank, where) -> (k,)``: these entries of the gradient of f, a mean over all rows of the worker
     slope: Callable[[Array, int, Array], Array]
-    rows: Callable[[int], int]
-    correlation: Any
-    curvature: float
+    rows: Callable[[int], int]  #: ``rank -> int``: number of these rows
+    correlation: Any  #: (d, d), of the columns of the data
+    curvature: float  #: second derivative of f along each coordinate, or an upper bound
     penalty: float
 
     def minimum(self, x: Array, slope: Array) -> Array:

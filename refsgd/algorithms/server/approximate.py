@@ -31,7 +31,8 @@ thresholds that follow the bandwidth (section 4.4), hubs that relay (section 4.5
 References
 ----------
 Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds", NSDI 2017: section 3.1, servers
-per data centre; 3.2, approximate synchronous parallel; a threshold that falls as 1 / sqrt(t) from about 1 %.
+per data centre; 3.2, approximate synchronous parallel; a threshold that falls as 1 / sqrt(t) from about 1 %;
+4, the queues of the mirror client for data and for control messages.
 """
 
 from __future__ import annotations

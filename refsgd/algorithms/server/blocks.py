@@ -2,11 +2,6 @@
 
 A block that still moves is drawn more often.  A block that is correlated with another one is left out,
 because both would correct the same error in full.
-
-References
-----------
-Lee, Kim, Zheng, Ho, Gibson and Xing, "On model parallelization and scheduling strategies for distributed
-machine learning", NIPS 2014, section 3.3: priorities and dependencies of the Lasso.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gaia between data centres: the significance filter, the selective barrier and the mirror clock.
+"""Gaia between data centres, for `approximate`: significance filter, selective barrier and mirror clock.
 
 A server and those of the same part in other data centres are mirrors of each other (Hsieh et al., section
 3.2).  Each gathers what its own centre changes and shows the others what has become significant::
@@ -11,11 +11,6 @@ A server and those of the same part in other data centres are mirrors of each ot
 There is no clock to measure a link with: it is behind while more than `window` updates to that mirror are
 without its acknowledgement.  Later ones wait in the data queue and leave as acknowledgements come, so that no
 more is ever under way, while their indexes overtake the queue.
-
-References
-----------
-Hsieh et al., "Gaia: geo-distributed machine learning approaching LAN speeds", NSDI 2017: section 3.2; section
-4, the queues of the mirror client for data and for control messages.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
-"""Load balancing of `sandblaster`: a batch divided into many more portions than workers, handed out on
-demand.
+"""Load balancing with backup tasks, for `sandblaster`: many more portions than workers, handed out on demand.
 
 Fast workers take more portions, and a worker that finds none left repeats one that another has not finished.
 The first answer counts: shards drop the second (see `vector_shards`), and the coordinator learns which worker
 is idle.  Portions of a worker that has died are handed out again.
-
-References
-----------
-Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.2: load balancing with backup
-tasks.
 """
 
 from __future__ import annotations

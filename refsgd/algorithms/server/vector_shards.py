@@ -3,17 +3,6 @@
 A shard holds its part of every vector in registers.  It collects the portions of a gradient and has two
 operations, the inner product and the linear combination of two registers.  Commands wait while portions are
 missing.
-
-Quick facts
------------
-messages: a dot is one scalar up from each shard, a combination none | bytes: 8 per scalar | duplicates: each
-portion counts once | order of additions: portions, never arrival | commands wait for: the gradient, by
-selective receive
-
-References
-----------
-Dean et al., "Large scale distributed deep networks", NIPS 2012, section 4.2: parameters and history on the
-shards.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Download the published files and report which are available."""
 from __future__ import annotations
 
-import hashlib
 import os
 import tarfile
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from refsgd.problems.data.formats import DataError
 from refsgd.problems.data.sets import NAMES, files, folders, user_cache
@@ -89,28 +88,20 @@ def fetch(name: str) -> Path:
     return folder
 
 
-def _download(pooch: object, name: str, file: str, checksum: str, folder: Path) -> None:
+def _download(pooch: Any, name: str, file: str, checksum: str, folder: Path) -> None:
     checksums = {address: REPACKED.get(address, f"md5:{checksum}") for address in ADDRESSES[name]}
-    if any(_matches(folder / file, known) for known in checksums.values()):
+    if (folder / file).is_file() and any(pooch.hashes.hash_matches(str(folder / file), known)
+                                         for known in checksums.values()):
         return
     problems = []
     for address, known in checksums.items():
         try:
-            pooch.retrieve(address + file, known, fname=file, path=folder)  # type: ignore[attr-defined]
+            pooch.retrieve(address + file, known, fname=file, path=folder)
             return
         except Exception as error:  # pooch passes on any error of its transport
             problems.append(
                 f"{address}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
     raise DataError(f"{name}: cannot fetch {file} ({'; '.join(problems)}), expected MD5 {checksum}")
-
-
-def _matches(path: Path, known: str) -> bool:
-    """Whether the file exists and has the checksum, written ``algorithm:digest``."""
-    algorithm, _, digest = known.partition(":")
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, algorithm).hexdigest() == digest
 
 
 def _unpack(archive: Path, folder: Path) -> None:
