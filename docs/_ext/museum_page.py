@@ -118,7 +118,7 @@ class Broken(Exhibit):
         if length != self.options["events"]:
             raise ValueError(f"{name}: the shortest counterexample has {counted(length, 'event')}; "
                              f"the page says {self.options['events']}")
-        played = self.write(f"players/{name}.html", player_html(
+        played = self.write(f"museum/{name}-player.html", player_html(
             found.world.trace(), found.factory, name=f"{name}, the shortest counterexample", limit=250))
         said = textwrap.fill(experiments.tidy(f"{type(found.error).__name__}: {found.error}"),
                              80, break_on_hyphens=False)
@@ -134,7 +134,7 @@ class Broken(Exhibit):
         deploy, check, _ = exhibits.case(exhibits.program(name), code)
         page = scheduler_html(deploy, check, lambda run: "", name=name)
         return folded("Be the scheduler: find it yourself. You decide what happens next.",
-                      self.frame(self.write(f"schedulers/{name}.html", page), f"Be the scheduler: {name}"))
+                      self.frame(self.write(f"museum/{name}-scheduler.html", page), f"Be the scheduler: {name}"))
 
 
 class Correction(Exhibit):
