@@ -1,4 +1,7 @@
-"""The command line: one file per command, with `add` for its parser and `do` for its work."""
+"""The command line: one file per command.
+
+A command's docstring is its help; `options` adds its options, and `do` does its work.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,16 @@ from refsgd.cli import (
     run,
     step,
 )
-from refsgd.cli.options import Parser, as_meant
+from refsgd.cli.options import Parser, as_meant, each_algorithm
 from refsgd.cli.outputs import check_outputs
 from refsgd.experiment.prepare import Usage
 
-COMMANDS: tuple[ModuleType, ...] = (compare, run, predict, step, explore, check, replay, calibrate, machine,
-                                    advise, data, doctor, listing)
+#: each command, and whether it has a parser for every algorithm
+COMMANDS: dict[str, tuple[ModuleType, bool]] = {
+    "compare": (compare, False), "run": (run, True), "predict": (predict, True), "step": (step, True),
+    "explore": (explore, True), "check": (check, False), "replay": (replay, False),
+    "calibrate": (calibrate, False), "machine": (machine, False), "advise": (advise, False),
+    "data": (data, False), "doctor": (doctor, False), "list": (listing, False)}
 
 
 @functools.cache
@@ -41,8 +48,14 @@ def build_parser() -> Parser:
                     "predicted, simulated and run as real processes.")
     parser.add_argument("--version", action="version", version=f"refsgd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add(commands)
+    for name, (command, each) in COMMANDS.items():
+        says, _, description = (command.__doc__ or "").partition("\n\n")
+        own = commands.add_parser(name, help=says[0].lower() + says[1:].rstrip("."), description=description)
+        if each:
+            each_algorithm(own, command.options, command.do)
+        else:
+            own.set_defaults(do=command.do)
+            command.options(own)
     return parser
 
 

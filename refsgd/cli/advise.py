@@ -1,4 +1,9 @@
-"""``refsgd advise``: compare strategies for a cluster and recommend one."""
+"""Recommend a strategy for a model and a cluster.
+
+Compares strategies, by kind, with synchronous allreduce: predicted time of a pass over the data, idleness,
+staleness, bytes and memory. Recommends one, and says where another becomes the fastest, what studies found
+about accuracy, what is unknown, and which command tries each.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from math import isinf, prod
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from refsgd.cli.options import links_and_speeds, machine_of, number, typed, with_unit
 from refsgd.cli.outputs import width, write
@@ -32,13 +37,8 @@ WIDTH = 100  #: columns of the output without a terminal
 PATIENCE = 2.0  #: seconds before a line says that the comparison is still running
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    p = commands.add_parser("advise", help="recommend a strategy for a model and a cluster",
-                            description="Compares strategies, by kind, with synchronous allreduce: predicted "
-                            "time of a pass over the data, idleness, staleness, bytes and memory. Recommends "
-                            "one, and says where another becomes the fastest, what studies found about "
-                            "accuracy, what is unknown, and which command tries each.")
+def options(p: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     model = p.add_argument_group("model")
     model.add_argument("--net", metavar="NAME", help="take sizes from a net, e.g. resnet50 (see refsgd list)")
     model.add_argument("--image", default="224,224,3", metavar="H,W,C",
@@ -75,7 +75,7 @@ def add(commands: Any) -> None:
                         "--net gives the size of each layer (default)")
     p.add_argument("--json", metavar="PATH",
                    help="write the advice as JSON; -: to standard output, and nothing else")
-    p.set_defaults(do=do, colocated=None, cores=None)
+    p.set_defaults(colocated=None, cores=None)
 
 
 def whole(text: str) -> int:

@@ -1,4 +1,9 @@
-"""``refsgd check``: run the conformance kit on your own algorithm."""
+"""Check your own algorithm or codec.
+
+Checks lint, sizes, determinism, the ledger of gradients, the fixed point, descent, every schedule of a small
+case, and real processes; of a codec, that what it leaves out arrives later; of priorities, that they starve
+no part. Reports a failure with its shortest schedule.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +17,15 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.codecs import Rule
 from refsgd.algorithms.compression import Codec
 from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, own_options
-from refsgd.cli.outputs import check_output, tell, write
+from refsgd.cli.outputs import check_outputs, tell, write
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, catalogued
 
 GRADING = ("algorithm", "forbid", "json", "html", "gradescope", "seconds", "child")
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    p = commands.add_parser("check", help="check your own algorithm or codec",
-                            description="Checks lint, sizes, determinism, the ledger of gradients, the fixed "
-                            "point, descent, every schedule of a small case, and real processes; of a codec, "
-                            "that what it leaves out arrives later; of priorities, that they starve no part. "
-                            "Reports a failure with its shortest schedule.")
+def options(p: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     p.add_argument("target", metavar="MODULE:FUNCTION",
                    help="your deployment function f(problem, workers, steps, sgd, *, options), your codec, "
                         "or the name of an algorithm of the catalogue")
@@ -33,7 +33,6 @@ def add(commands: Any) -> None:
     graded(p)
     p.add_argument("own", nargs=argparse.REMAINDER, metavar="--OPTION VALUE",
                    help="the algorithm's own options, e.g. --staleness 1")
-    p.set_defaults(do=do)
 
 
 def graded(parser: argparse.ArgumentParser, **defaults: Any) -> None:
@@ -89,8 +88,7 @@ def grade(args: argparse.Namespace) -> None:
         of_exchange(own)
         own_options(own, args.algorithm, CATALOGUE[args.algorithm])
         options_for(args.algorithm, own_given(own.parse_args(args.own)))
-    for path in (args.json, args.html, args.gradescope):
-        check_output(path)
+    check_outputs(args)
     path = args.target.partition(":")[0]
     if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
         raise Usage(f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists")

@@ -1,10 +1,13 @@
-"""``refsgd compare``: several algorithms side by side."""
+"""Train the same net under several algorithms: predicted | simulated | measured.
+
+Trains one net on real images under several algorithms, as OS processes paced to one machine, and shows
+formula, simulation and measurement side by side.
+"""
 
 from __future__ import annotations
 
 import argparse
 import re
-from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import outputs
@@ -14,14 +17,8 @@ from refsgd.experiment.compare import DEFAULT_ALGORITHMS, compare
 from refsgd.experiment.prepare import DEFAULT_DATA, Usage
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    p = commands.add_parser("compare",
-                            help="train the same net under several algorithms: predicted | simulated | "
-                                 "measured",
-                            description="Trains one net on real images under several algorithms, as OS "
-                            "processes paced to one machine, and shows formula, simulation and "
-                            "measurement side by side.")
+def options(p: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a "
                         "list; with options of each: 'bsp; bsp overlap=both; allreduce compress=fp16'")
@@ -29,7 +26,7 @@ def add(commands: Any) -> None:
     p.add_argument("--no-hard", action="store_true",
                    help="leave out the second panel (8 workers, shards by label, simulated)")
     common(p, "processes")
-    p.set_defaults(do=do, runtime=None)  # processes if the system can fork
+    p.set_defaults(runtime=None)  # processes if the system can fork
 
 
 def do(args: argparse.Namespace) -> None:
@@ -43,10 +40,9 @@ def do(args: argparse.Namespace) -> None:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
     names = [" ".join([catalogued(name), *said]) for name, *said in map(str.split, names)]
     arguments, printed = arguments_of(args), args.json != "-"
-    picture = args.plot or ("refsgd-compare.png" if printed else None)
-    data = args.json or "refsgd-compare.json"
-    outputs.check_output(picture)
-    outputs.check_output(data)
+    args.plot = args.plot or ("refsgd-compare.png" if printed else None)
+    args.json = args.json or "refsgd-compare.json"
+    outputs.check_outputs(args)
     outputs.compile_kernels(args.data, args.net, args.quiet)
     with outputs.progress(args.quiet or not printed, 2 * len(names) + 1) as say:
         comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}},
@@ -59,11 +55,7 @@ def do(args: argparse.Namespace) -> None:
         Console(width=wide, markup=False).print(comparison_table(comparison, wide))
         for sentence in sentences(comparison):
             outputs.tell(sentence, 2)
-    if picture:
-        from refsgd.display import plots
-
-        with outputs.writing(picture) as temporary:
-            plots.save(plots.comparison(comparison), temporary)
-    outputs.write(data, comparison.to_json())
+    outputs.draw(args.plot, "comparison", comparison)
+    outputs.write(args.json, comparison.to_json())
     if printed:
-        print(f"picture: {picture}   figures: {data}")
+        print(f"picture: {args.plot}   figures: {args.json}")

@@ -1,21 +1,19 @@
-"""``refsgd data``: list the available data sets, fetch others."""
+"""List the available data sets; fetch others.
+
+Lists the data sets in REFSGD_DATA and in the cache, or fetches one into the cache and verifies its checksums.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from refsgd.cli.outputs import tell
 from refsgd.experiment.prepare import Usage
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    p = commands.add_parser("data", help="list the available data sets; fetch others",
-                            description="Lists the data sets in REFSGD_DATA and in the cache, or fetches one "
-                            "into the cache and verifies its checksums.")
+def options(p: argparse.ArgumentParser) -> None:
+    """Add the command's argument."""
     p.add_argument("fetch", nargs="?", metavar="NAME", help="a set to fetch: mnist, fashion-mnist, cifar10")
-    p.set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:

@@ -1,19 +1,15 @@
-"""``refsgd explore``: check every schedule of a small case."""
+"""Check every schedule of a small case.
+
+Follows every schedule of a small case and checks the invariants of each; prints the shortest schedule that
+breaks one.
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from refsgd.cli.options import each_algorithm, exchange_given, of_exchange, own_given, weights
+from refsgd.cli.options import exchange_given, of_exchange, own_given, weights
 from refsgd.experiment.prepare import Usage
-
-
-def add(commands: Any) -> None:
-    """Add the command, with a parser for each algorithm."""
-    each_algorithm(commands, "explore", "check every schedule of a small case",
-                   "Follows every schedule of a small case and checks the invariants of each; "
-                   "prints the shortest schedule that breaks one.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -1,9 +1,8 @@
-"""``refsgd list``: the names of algorithms, nets, data sets, machines and distributions."""
+"""List algorithms, nets, data sets, machines."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli.options import first_line, flag
@@ -14,9 +13,8 @@ from refsgd.experiment.architectures import ARCHITECTURES
 from refsgd.experiment.arguments import options_of
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    commands.add_parser("list", help="list algorithms, nets, data sets, machines").set_defaults(do=do)
+def options(_: argparse.ArgumentParser) -> None:
+    """Add nothing."""
 
 
 def do(args: argparse.Namespace) -> None:

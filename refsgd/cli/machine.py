@@ -1,14 +1,15 @@
-"""``refsgd machine``: a machine as text, as a picture or as a file."""
+"""Show a machine: hosts, groups, links.
+
+Prints a machine's hosts, groups and links with their speeds, and the placement of a run's nodes.
+"""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import Any
 
 from refsgd.cli.options import files as file_options
 from refsgd.cli.options import machine_of, of_machine
-from refsgd.cli.outputs import check_output, tell, write, writing
+from refsgd.cli.outputs import draw, tell, write
 from refsgd.cluster import files
 from refsgd.cluster.placement import usual
 from refsgd.cluster.presets import PRESETS
@@ -16,11 +17,8 @@ from refsgd.experiment.arguments import check_whole
 from refsgd.experiment.prepare import Training, Usage
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    p = commands.add_parser("machine", help="show a machine: hosts, groups, links",
-                            description="Prints a machine's hosts, groups and links with their speeds, and "
-                            "the placement of a run's nodes.")
+def options(p: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     p.add_argument("machine", nargs="?", metavar="FILE|PRESET",
                    help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}")
     where = p.add_argument_group("machine")
@@ -28,10 +26,9 @@ def add(commands: Any) -> None:
     where.add_argument("--servers", type=int, metavar="K", help="default: those that the machine lists, or 1")
     of_machine(where)
     out = p.add_argument_group("output")
-    out.add_argument("--output", metavar="FILE",
+    out.add_argument("--output", dest="written", metavar="FILE",
                      help="write a machine file: TOML if its name ends in .toml, else JSON")
     file_options(out)
-    p.set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:
@@ -44,7 +41,6 @@ def do(args: argparse.Namespace) -> None:
     servers = servers if args.servers is None else args.servers
     check_whole(1, workers=workers)
     check_whole(0, servers=servers)
-    check_output(args.output)
     deployment = nodes_of(workers, servers)
     try:
         lines = list(machine_lines(machine, deployment))
@@ -55,10 +51,5 @@ def do(args: argparse.Namespace) -> None:
             tell(f"{args.machine}: {PRESETS[args.machine].says}", 2)
         tell("\n".join(lines), 11)
     write(args.json, files.written(machine, toml=False))
-    if args.output:
-        write(args.output, files.written(machine, Path(args.output).suffix == ".toml"))
-    if args.plot:
-        from refsgd.display import plots
-
-        with writing(args.plot) as temporary:
-            plots.save(plots.machine_figure(machine, deployment), temporary)
+    write(args.written, files.written(machine, toml=str(args.written).endswith(".toml")))
+    draw(args.plot, "machine_figure", machine, deployment)

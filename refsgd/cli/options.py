@@ -33,8 +33,6 @@ from refsgd.experiment.prepare import (
 from refsgd.experiment.rules import OPTIMISERS
 from refsgd.problems.shapes import current_name
 
-Commands = Any  # the result of argparse's add_subparsers, whose class is private
-
 #: options that describe the machine
 FIELDS = ("compute", "latency", "bandwidth", "duplex", "update", "reduction", "speeds", "colocated", "cores",
           "hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec")
@@ -341,11 +339,9 @@ def first_line(algorithm: str) -> str:
     return doc.strip().split("\n\n")[0].replace("\n", " ").split(":", 1)[0].rstrip(".")
 
 
-def each_algorithm(commands: Commands, name: str, says: str, description: str,
-                   do: Callable[[argparse.Namespace], None],
-                   options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add a command with a parser for every algorithm: the command's options, then the algorithm's own."""
-    command = commands.add_parser(name, help=says, description=description)
+def each_algorithm(command: argparse.ArgumentParser, options: Callable[[argparse.ArgumentParser], None],
+                   do: Callable[[argparse.Namespace], None]) -> None:
+    """Add a parser for every algorithm to a command: the command's options, then the algorithm's own."""
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
     for algorithm in CATALOGUE:
         line = first_line(algorithm)

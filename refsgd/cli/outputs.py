@@ -18,6 +18,8 @@ from refsgd.experiment.result import Result
 
 PIPE = 140  #: columns of a table without a terminal
 SUMMARY = 11  #: indent of the values in a run's summary
+#: options that name a file to write
+OUTPUTS = ("json", "plot", "trace", "record", "player", "written", "html", "gradescope")
 
 
 @contextlib.contextmanager
@@ -61,6 +63,15 @@ def write(path: str | None, text: str) -> None:
             temporary.write_text(text + "\n")
 
 
+def draw(path: str | None, kind: str, *what: Any) -> None:
+    """Write a figure of `refsgd.display.plots`, if there is a path."""
+    if path:
+        from refsgd.display import plots
+
+        with writing(path) as temporary:
+            plots.save(getattr(plots, kind)(*what), temporary)
+
+
 def check_output(path: str | None) -> None:
     """Raise an error before anything runs if a file cannot be written."""
     if not path or path == "-":
@@ -79,7 +90,7 @@ def check_output(path: str | None) -> None:
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Raise an error before anything runs if an output of the command cannot be written."""
-    for name in ("json", "plot", "trace", "record", "player"):
+    for name in OUTPUTS:
         check_output(getattr(args, name, None))
     plot = getattr(args, "plot", None)
     if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
@@ -112,11 +123,7 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
         if "-" not in (args.json, args.player) and result.trace is not None:
             count = len(result.trace.events)
             print(f"player: {args.player}, events 1 to {min(LIMIT, count)} of {count}")
-    if args.plot:
-        from refsgd.display import plots
-
-        with writing(args.plot) as temporary:
-            plots.save(plots.run(result), temporary)
+    draw(args.plot, "run", result)
     if getattr(args, "trace", None):
         assert result.trace is not None
         with writing(args.trace) as temporary:

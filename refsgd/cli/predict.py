@@ -1,4 +1,7 @@
-"""``refsgd predict``: metrics of one algorithm by formula or simulation, and curves of several."""
+"""Metrics of one algorithm by formula.
+
+Prints the values of the formulas, term by term, without running anything.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,10 @@ import argparse
 import json
 from typing import Any
 
-from refsgd.cli.options import OldName, arguments_of, common, each_algorithm, flag, own_given
-from refsgd.cli.outputs import PIPE, check_output, tell, width, write, writing
+from refsgd.cli.options import OldName, arguments_of, common, flag, own_given
+from refsgd.cli.outputs import PIPE, check_output, draw, tell, width, write
 from refsgd.experiment.arguments import catalogued
 from refsgd.experiment.prepare import Usage, prepare
-
-
-def add(commands: Any) -> None:
-    """Add the command, with a parser for each algorithm."""
-    each_algorithm(commands, "predict", "metrics of one algorithm by formula",
-                   "Prints the values of the formulas, term by term, without running anything.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +74,6 @@ def draw_sweep(args: argparse.Namespace) -> None:
     """Plot curves of several algorithms with their crossings."""
     from rich.console import Console
 
-    from refsgd.display import plots
     from refsgd.display.tables import sweep_table
     from refsgd.experiment.sweep import parse_range, sweep
 
@@ -100,7 +96,6 @@ def draw_sweep(args: argparse.Namespace) -> None:
         Console(width=wide, markup=False).print(sweep_table(found, wide))
         for a, b, x in found.crossings:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
-        with writing(picture) as temporary:
-            plots.save(plots.sweep_figure(found), temporary)
+        draw(picture, "sweep_figure", found)
         print(f"picture: {picture}")
     write(args.json, json.dumps(found.to_dict(), indent=1))

@@ -1,11 +1,14 @@
-"""``refsgd replay``: repeat a recorded run, bit for bit."""
+"""Reproduce a recorded run bit for bit.
+
+Reads a file that `refsgd run --record` wrote and reproduces the run in the simulator: every receive and
+choice returns what it returned then.
+"""
 
 from __future__ import annotations
 
 import argparse
 import warnings
 from pathlib import Path
-from typing import Any
 
 from refsgd.cli.options import files, player_file
 from refsgd.cli.outputs import show
@@ -13,15 +16,11 @@ from refsgd.experiment.prepare import Usage
 from refsgd.experiment.run import replay
 
 
-def add(commands: Any) -> None:
-    """Add the command and its options."""
-    p = commands.add_parser("replay", help="reproduce a recorded run bit for bit",
-                            description="Reads a file that `refsgd run --record` wrote and reproduces the "
-                            "run in the simulator: every receive and choice returns what it returned then.")
+def options(p: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     p.add_argument("file", metavar="FILE")
     files(p)
     player_file(p)
-    p.set_defaults(do=do)
 
 
 def do(args: argparse.Namespace) -> None:

@@ -1,4 +1,7 @@
-"""``refsgd run``: train with one algorithm."""
+"""Train with one algorithm.
+
+Trains with one algorithm in virtual time or as OS processes and prints the result.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,13 @@ import argparse
 import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import Any
 
-from refsgd.cli.options import arguments_of, common, each_algorithm, player_file
+from refsgd.cli.options import arguments_of, common, player_file
 from refsgd.cli.outputs import compile_kernels, notice, progress, show
 from refsgd.experiment.prepare import Usage, deployment_function, has_servers
 from refsgd.experiment.result import Result
 from refsgd.experiment.run import RunOptions, carry_out
 from refsgd.runtimes.faults import POLICIES
-
-
-def add(commands: Any) -> None:
-    """Add the command, with a parser for each algorithm."""
-    each_algorithm(commands, "run", "train with one algorithm",
-                   "Trains with one algorithm in virtual time or as OS processes and prints the result.",
-                   do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,8 @@
-"""``refsgd step``: step through an algorithm by commands from a terminal or a pipe."""
+"""Step through an algorithm: you decide what happens next.
+
+Runs a small case action by action: type the number of the next action, go back, see the position of each
+program.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,9 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import TextIO
 
-from refsgd.cli.options import each_algorithm, exchange_given, of_exchange, own_given, weights
+from refsgd.cli.options import exchange_given, of_exchange, own_given, weights
 from refsgd.cli.outputs import write
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.stepper import Stepper
@@ -73,13 +77,6 @@ def _typed() -> Iterator[str]:
     with suppress(EOFError):
         while True:
             yield input("> ")
-
-
-def add(commands: Any) -> None:
-    """Add the command, with a parser for each algorithm."""
-    each_algorithm(commands, "step", "step through an algorithm: you decide what happens next",
-                   "Runs a small case action by action: type the number of the next action, go back, "
-                   "see the position of each program.", do, options)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
