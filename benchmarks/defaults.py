@@ -14,7 +14,7 @@ import numpy as np
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment.compare import HARD
-from refsgd.experiment.pipelines import staged
+from refsgd.experiment.options.pipelines import staged
 from refsgd.experiment.prepare import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MOMENTUM, options_of
 
 

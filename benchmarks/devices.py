@@ -20,7 +20,7 @@ import numpy as np
 import threadpoolctl
 
 import refsgd
-from refsgd.experiment import calibrate
+from refsgd.experiment.computer import calibrate
 
 WITHIN, SECONDS = 0.15, 0.5  #: the bar; about how long a process trains
 

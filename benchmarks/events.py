@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.compiled_server import parameter_server
 from benchmarks.quiet import interleaved
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems.shapes import shape_only
 from refsgd.runtimes.simulator import Simulator

@@ -22,7 +22,7 @@ from refsgd.cluster import prices
 from refsgd.cluster.devices import Device
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems.shapes import shape_only
 from refsgd.trace import Computed, Trace

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.options.architectures import ARCHITECTURES
 from refsgd.experiment.prepare import predict as predict_run
 from refsgd.theory.phenomena import collectives, iteration
 from refsgd.theory.phenomena.collectives import Link

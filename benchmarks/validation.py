@@ -29,7 +29,7 @@ from benchmarks.published import UNADDRESSED, figures
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
 from refsgd.problems.chain import Block

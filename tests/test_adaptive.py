@@ -9,8 +9,8 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.adaptive import LARS, Adam
 from refsgd.algorithms.sgd import Cosine
+from refsgd.experiment.options.rules import NOT_LARS, ONLY_SGD
 from refsgd.experiment.prepare import Usage, prepare
-from refsgd.experiment.rules import NOT_LARS, ONLY_SGD
 
 SMALL = {"data": "quadratic", "steps": 5, "lr": 0.1}
 

@@ -16,10 +16,19 @@ from refsgd import theory
 from refsgd.cli import main
 from refsgd.cli.advise import TITLES, broken
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.advise import PAGES, advise
+from refsgd.experiment.advice.advise import PAGES, advise
+from refsgd.experiment.advice.strategies import (
+    CANDIDATES,
+    DDP,
+    EVIDENCE,
+    GROUPS,
+    P3,
+    PYTORCH,
+    TRIES,
+    Candidate,
+)
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.run import run
-from refsgd.experiment.strategies import CANDIDATES, DDP, EVIDENCE, GROUPS, P3, PYTORCH, TRIES, Candidate
 from refsgd.problems.nn import nets
 
 ROOT = Path(__file__).parent.parent
@@ -52,13 +61,13 @@ def quick_command(monkeypatch, remembered):
                                                  Candidate("easgd", {"period": 4}, True)])
         return remembered[key]
 
-    monkeypatch.setattr("refsgd.experiment.advise.advise", answer)
+    monkeypatch.setattr("refsgd.experiment.advice.advise.advise", answer)
 
 
 @pytest.fixture
 def ring_only(monkeypatch):
     """The command line considers a ring only."""
-    monkeypatch.setattr("refsgd.experiment.advise.advise", partial(advise, candidates=[
+    monkeypatch.setattr("refsgd.experiment.advice.advise.advise", partial(advise, candidates=[
         FAST[3], FAST[3]._replace(exchange=DDP)]))
 
 
@@ -550,7 +559,7 @@ def test_pytorch_has_what_is_named():
 
 def test_a_line_says_that_it_takes_longer_but_not_beside_json(capsys, monkeypatch):
     monkeypatch.setattr("refsgd.cli.advise.PATIENCE", 0.01)
-    monkeypatch.setattr("refsgd.experiment.advise.advise",
+    monkeypatch.setattr("refsgd.experiment.advice.advise.advise",
                         lambda *a, **k: (time.sleep(0.3), advise(*a, **{**k, "candidates": FAST[3:]}))[1])
     for flags, expected in (([], 1), (["--json", "-"], 0)):
         assert main(["advise", "--parameters", "1000", "--compute", "0.1", "--workers", "2", *flags]) == 0
@@ -575,7 +584,7 @@ def test_predict_and_advise_say_for_which_images_they_count(capsys, ring_only):
 def test_the_command_line(everything, capsys, monkeypatch):
     """Its options describe the machine and the model that are asked about; every candidate is considered."""
     asked = []
-    monkeypatch.setattr("refsgd.experiment.advise.advise",
+    monkeypatch.setattr("refsgd.experiment.advice.advise.advise",
                         lambda machine, **sizes: asked.append((machine, sizes)) or everything)
     assert main(["advise", "--net", "tiny", "--image", "8,8,1", "--rate", "1e9", "--workers", "3",
                  "--bandwidth", "1e8", "--json", "-"]) == 0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import refsgd
 from refsgd import Machine
 from refsgd.cli import main
-from refsgd.experiment.batches import batches_of, shares
+from refsgd.experiment.options.batches import batches_of, shares
 from refsgd.experiment.prepare import Usage, prepare
 from refsgd.problems import quadratic
 from refsgd.runtimes.journal import read

@@ -17,9 +17,9 @@ from refsgd.cluster.devices import Device
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_machine, load_timed
-from refsgd.experiment.advise import Candidate, advise
+from refsgd.experiment.advice.advise import Candidate, advise
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.calibrate import Calibration, Others, Point, calibrate, fitted, link, timed
+from refsgd.experiment.computer.calibrate import Calibration, Others, Point, calibrate, fitted, link, timed
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 def measured():
     """At a fifth of the usual length: nothing is asked of its precision."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("refsgd.experiment.calibrate.SECONDS", 0.01)
+        patch.setattr("refsgd.experiment.computer.calibrate.SECONDS", 0.01)
         return calibrate(("tiny", "mlp"), batches=(1, 4, 16, 64))
 
 
@@ -243,8 +243,8 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
     """As after `refsgd calibrate`: gradients last as long as their computing, and there are more workers
     than cores."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("refsgd.experiment.limits.usable_cores", lambda: 2)
-    monkeypatch.setattr("refsgd.experiment.limits.gradient_seconds", lambda problem: (0.0006, 0.0006))
+    monkeypatch.setattr("refsgd.experiment.computer.limits.usable_cores", lambda: 2)
+    monkeypatch.setattr("refsgd.experiment.computer.limits.gradient_seconds", lambda problem: (0.0006, 0.0006))
     machine = Machine(compute="lognormal(0.6ms,0.1)", latency="50us")
     (tmp_path / "machine.json").write_text(json.dumps({"machine": machine.to_json()}))
     expected = ("a gradient takes 0.6 ms here with 4 workers on 2 cores; the machine asks for 0.6 ms, "
@@ -279,7 +279,7 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
 def test_times_of_another_net_or_batch_are_said_to_be(flags, found, tmp_path, capsys, monkeypatch):
     """One line, unless --compute or --rate gives the time, or the net has sizes in name only."""
     ring = [Candidate("allreduce", {"collective": "ring"})]
-    monkeypatch.setattr("refsgd.experiment.advise.advise", partial(advise, candidates=ring))
+    monkeypatch.setattr("refsgd.experiment.advice.advise.advise", partial(advise, candidates=ring))
     path = tmp_path / "m.json"
     machine = Machine(compute="fixed(0.1)").to_json()
     path.write_text(json.dumps({"machine": machine, "net": {"net": "tiny", "batch": 16}}))

@@ -23,10 +23,10 @@ from refsgd.cli import build_parser, main
 from refsgd.cluster.distributions import FAMILIES
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
-from refsgd.experiment.architectures import ARCHITECTURES
 from refsgd.experiment.arguments import options_of
-from refsgd.experiment.calibrate import Calibration
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS
+from refsgd.experiment.computer.calibrate import Calibration
+from refsgd.experiment.options.architectures import ARCHITECTURES
 from refsgd.experiment.result import Result
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
@@ -157,7 +157,7 @@ def test_help_and_list_name_every_law(capsys):
                                      ["compare", "--algorithms", "bsp,asp", "--runtime", "simulator",
                                       "--data", "quadratic"]])
 def test_a_long_run_is_announced_in_a_pipe_too_and_a_short_one_is_not(capsys, tmp_path, monkeypatch, command):
-    monkeypatch.setattr("refsgd.experiment.limits.gradient_seconds", lambda problem: (0.5, 0.5))
+    monkeypatch.setattr("refsgd.experiment.computer.limits.gradient_seconds", lambda problem: (0.5, 0.5))
     monkeypatch.chdir(tmp_path)
     for steps, announced in ((2, False), (40, True)):
         for quiet in ([], ["--quiet"]):
@@ -270,7 +270,7 @@ def test_an_output_leaves_links_pipes_and_devices_what_they_are(tmp_path, capsys
 @pytest.mark.parametrize("command",
                          [["calibrate", "--output", "nowhere/m.json"], ["calibrate", "--output", "."]])
 def test_what_takes_long_looks_first_where_it_may_write(capsys, monkeypatch, command):
-    monkeypatch.setattr("refsgd.experiment.calibrate.calibrate",
+    monkeypatch.setattr("refsgd.experiment.computer.calibrate.calibrate",
                         lambda *rest: pytest.fail("it measured first"))
     code, line = refuse(capsys, *command)
     assert code == 2 and "cannot write" in line
@@ -404,7 +404,7 @@ def test_what_is_no_record_cannot_be_replayed(capsys, tmp_path, text):
 def test_a_calibration_of_a_busy_machine_is_doubted_in_one_line(capsys, monkeypatch, others, excess, said):
     describe = {"nets": ["tiny", "mlp"], "processor": "x", "cores": 2}
     found = Calibration(Machine(compute="device(1e9)"), (), {}, 0.001, describe, others, excess)
-    monkeypatch.setattr("refsgd.experiment.calibrate.calibrate", lambda nets, batches: found)
+    monkeypatch.setattr("refsgd.experiment.computer.calibrate.calibrate", lambda nets, batches: found)
     assert main(["calibrate", "--output", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["measured"] == describe and err.count("\n") == len(said)

@@ -21,7 +21,7 @@ from refsgd.cluster.devices import UNLOADED, Device, Load, as_loads, as_times, w
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.experiment.advise import Candidate, advise
+from refsgd.experiment.advice.advise import Candidate, advise
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
@@ -368,7 +368,7 @@ def test_times_of_too_many_workers_are_refused(capsys):
 def test_advice_prices_a_device_by_the_model(capsys, monkeypatch):
     """--rate is a device without overhead: the same advice, and commands that need no device."""
     some = (Candidate("bsp", {}), Candidate("allreduce", {"collective": "ring"}), Candidate("gosgd", {"p": 0.1}))
-    monkeypatch.setattr("refsgd.experiment.advise.advise", partial(advise, candidates=some))
+    monkeypatch.setattr("refsgd.experiment.advice.advise.advise", partial(advise, candidates=some))
     model = ["advise", "--net", "tiny", "--image", "8,8,1", "--batch", "64", "--workers", "2", "--json", "-"]
     found = []
     for machine in (["--rate", "40GFLOPS", "--spread", "0.2"],

@@ -12,7 +12,7 @@ import pytest
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import build_parser
-from refsgd.experiment.exchanges import refusal
+from refsgd.experiment.options.exchanges import refusal
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

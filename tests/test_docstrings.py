@@ -27,7 +27,7 @@ PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd
           "refsgd.theory.prediction", "refsgd.testing")
 #: modules of public packages that only the package itself uses
 INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published",
-          "refsgd.testing.tracers")
+          "refsgd.testing.lint", "refsgd.testing.tracers")
 NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay",
          "run")
 #: the parts of a problem that users build besides what the packages export

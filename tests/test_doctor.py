@@ -15,7 +15,7 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
-from refsgd.experiment import doctor
+from refsgd.experiment.computer import doctor
 from refsgd.problems.nn import kernel_cache
 
 
@@ -74,7 +74,7 @@ def test_what_is_wrong_is_named(monkeypatch):
 WITHOUT_A_CACHE = """
 import sys
 import refsgd
-from refsgd.experiment import doctor
+from refsgd.experiment.computer import doctor
 bits = [refsgd.run("bsp", data="quadratic", steps=2, runtime=runtime).parameters_sha256 for runtime in ("simulator", "processes")]
 import numpy as np
 from refsgd.problems.nn import elementwise

@@ -153,7 +153,7 @@ def test_ten_times_slower_is_slower_at_every_level():
 def test_survivors_stay_where_they_are(fields, hosts, monkeypatch):
     """Without worker 1 of four, and who lives on its host, the others have new numbers and their old places."""
     import refsgd
-    from refsgd.experiment import elastic
+    from refsgd.experiment.execution import elastic
 
     seen, attempt = [], elastic.Attempts._attempt
     monkeypatch.setattr(elastic.Attempts, "_attempt", lambda *args: seen.append(attempt(*args)) or seen[-1])

@@ -7,8 +7,8 @@ import pytest
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import parse_schedule
+from refsgd.experiment.options.rules import UNSCALED
 from refsgd.experiment.prepare import Usage, prepare
-from refsgd.experiment.rules import UNSCALED
 from refsgd.runtimes.simulator import simulate
 
 SMALL = {"data": "quadratic", "steps": 6}

@@ -14,7 +14,7 @@ from refsgd.cluster import prices
 from refsgd.cluster.draws import Draws
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Send
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.problems.shapes import shape_only

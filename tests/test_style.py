@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import refsgd
-from refsgd.experiment.lint import forgotten_yields
+from refsgd.testing.lint import forgotten_yields
 
 ROOT = Path(refsgd.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

@@ -12,7 +12,7 @@ from refsgd.cli import main
 from refsgd.cluster import units
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.advise import Candidate, advise
+from refsgd.experiment.advice.advise import Candidate, advise
 from refsgd.experiment.arguments import Usage
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
@@ -113,7 +113,7 @@ PLAIN = ["--compute", "fixed(0.158)", "--latency", "0.000025", "--bandwidth", "1
 def test_every_command_reads_units(command, capsys, monkeypatch):
     """The same output as for plain numbers, but for the flags that the advice repeats as they were typed."""
     few = [Candidate("bsp", {}), Candidate("allreduce", {"collective": "ring"})]
-    monkeypatch.setattr("refsgd.experiment.advise.advise", partial(advise, candidates=few))
+    monkeypatch.setattr("refsgd.experiment.advice.advise.advise", partial(advise, candidates=few))
     found = []
     for machine in (WRITTEN, PLAIN):
         assert main([*command, *machine, "--json", "-",

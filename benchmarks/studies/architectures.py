@@ -6,8 +6,8 @@ section 3.2.
 
 from __future__ import annotations
 
-from refsgd.experiment import architectures
-from refsgd.experiment.architectures import Architecture
+from refsgd.experiment.options import architectures
+from refsgd.experiment.options.architectures import Architecture
 
 ARCHITECTURES: dict[str, Architecture] = {
     **architectures.ARCHITECTURES,

@@ -23,7 +23,7 @@ from benchmarks.studies.study import (
     untestable,
 )
 from refsgd.cluster.presets import load_machine
-from refsgd.experiment.exchanges import TAKES, refusal
+from refsgd.experiment.options.exchanges import TAKES, refusal
 from refsgd.problems.nn import nets
 
 SERVERS = 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.exchange import Exchange
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.exchanges import TAKES, check, refusal
+from refsgd.experiment.options.exchanges import TAKES, check, refusal
 
 if TYPE_CHECKING:
     from docutils import nodes

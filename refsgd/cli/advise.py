@@ -28,8 +28,8 @@ from refsgd.cluster.units import counted, flops, nbytes
 from refsgd.experiment.prepare import Usage, check_net
 
 if TYPE_CHECKING:
-    from refsgd.experiment.advise import Advice
-    from refsgd.experiment.strategies import Strategy
+    from refsgd.experiment.advice.advise import Advice
+    from refsgd.experiment.advice.strategies import Strategy
 
 MARKS = {"exact": "", "numerical": "", "approximation": "~", "bound": "?"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -146,7 +146,7 @@ def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
 
 def do(args: argparse.Namespace) -> None:
     """Compare strategies and print the advice."""
-    from refsgd.experiment.advise import advise
+    from refsgd.experiment.advice.advise import advise
 
     model, parameters, flops, activations = _model_of(args)
     args.compute = _time_of_gradient(args)
@@ -170,7 +170,7 @@ def do(args: argparse.Namespace) -> None:
 
 def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
     """Print the question, the recommendation, the table and the lists."""
-    from refsgd.experiment.advise import PAGES
+    from refsgd.experiment.advice.advise import PAGES
 
     wide, base = width() or WIDTH, found.baseline
     print("\n".join(wrap(asked, wide, break_on_hyphens=False)))
@@ -271,7 +271,7 @@ def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[st
 
 def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
     """The meaning of the columns, and the columns that only a wider terminal shows."""
-    from refsgd.experiment.advise import PAGES
+    from refsgd.experiment.advice.advise import PAGES
 
     lines = [
         f"pass: time until every worker has finished its equal share of {images:,} images "

@@ -26,7 +26,7 @@ def options(p: argparse.ArgumentParser) -> None:
 
 def do(args: argparse.Namespace) -> None:
     """Measure the machine, print it and write its file."""
-    from refsgd.experiment.calibrate import calibrate
+    from refsgd.experiment.computer.calibrate import calibrate
 
     nets, batches = args.net.split(","), args.batches.split(",")
     for net in nets:

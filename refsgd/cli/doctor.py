@@ -17,7 +17,7 @@ def options(_: argparse.ArgumentParser) -> None:
 
 def do(args: argparse.Namespace) -> None:
     """Check the machine and print the findings."""
-    from refsgd.experiment.doctor import MISSING, examine
+    from refsgd.experiment.computer.doctor import MISSING, examine
 
     findings = examine()
     for finding in findings:

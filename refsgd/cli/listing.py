@@ -9,8 +9,8 @@ from refsgd.cli.options import first_line, flag
 from refsgd.cli.outputs import tell
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.presets import PRESETS
-from refsgd.experiment.architectures import ARCHITECTURES
 from refsgd.experiment.arguments import options_of
+from refsgd.experiment.options.architectures import ARCHITECTURES
 
 
 def options(_: argparse.ArgumentParser) -> None:

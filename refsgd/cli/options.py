@@ -18,10 +18,11 @@ from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_timed
 from refsgd.cluster.units import slowed
-from refsgd.experiment.architectures import ARCHITECTURES, named
 from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
-from refsgd.experiment.exchanges import TAKES
-from refsgd.experiment.perform import RUNTIMES
+from refsgd.experiment.execution.perform import RUNTIMES
+from refsgd.experiment.options.architectures import ARCHITECTURES, named
+from refsgd.experiment.options.exchanges import TAKES
+from refsgd.experiment.options.rules import OPTIMISERS
 from refsgd.experiment.prepare import (
     DEFAULT_EPOCHS,
     DEFAULT_MACHINE,
@@ -30,7 +31,6 @@ from refsgd.experiment.prepare import (
     Usage,
     default_net,
 )
-from refsgd.experiment.rules import OPTIMISERS
 from refsgd.problems.shapes import current_name
 
 #: options that describe the machine
@@ -200,7 +200,7 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
 
 
 def batch(text: str) -> int | str:
-    """A batch as a number, or as text that `refsgd.experiment.batches` reads."""
+    """A batch as a number, or as text that `refsgd.experiment.options.batches` reads."""
     return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else text
 
 

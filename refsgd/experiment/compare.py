@@ -13,9 +13,9 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import suggestion
+from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import evaluate
-from refsgd.experiment.limits import announce, check_pace, check_processes
-from refsgd.experiment.perform import LOCAL_RUNTIMES, perform
+from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, perform
 from refsgd.experiment.prepare import (
     DEFAULT_MACHINE,
     Algorithm,

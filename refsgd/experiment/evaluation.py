@@ -13,8 +13,8 @@ from operator import itemgetter
 import numpy as np
 
 from refsgd.effects import Array, ranks
-from refsgd.experiment import pipelines
-from refsgd.experiment.exchanges import largest_server
+from refsgd.experiment.options import pipelines
+from refsgd.experiment.options.exchanges import largest_server
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import (
     Result,

@@ -15,8 +15,8 @@ from refsgd.algorithms.adaptive import LARS, Adam
 from refsgd.algorithms.exchange import of
 from refsgd.cluster.links import Network
 from refsgd.effects import ranks, roles
-from refsgd.experiment import pipelines
-from refsgd.experiment.exchanges import ANSWERED, REDUCED, largest_server
+from refsgd.experiment.options import pipelines
+from refsgd.experiment.options.exchanges import ANSWERED, REDUCED, largest_server
 
 if TYPE_CHECKING:
     from refsgd.experiment.prepare import Experiment

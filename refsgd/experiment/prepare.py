@@ -20,7 +20,7 @@ from refsgd.cluster.placement import grouped
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, ranks, roles
-from refsgd.experiment import exchanges, memory, pipelines, rules
+from refsgd.experiment import memory
 from refsgd.experiment.arguments import (
     Usage,
     catalogued,
@@ -35,7 +35,8 @@ from refsgd.experiment.arguments import (
     options_of,
     suggestion,
 )
-from refsgd.experiment.batches import Batch, batches_of, own_batches, text_of
+from refsgd.experiment.options import exchanges, pipelines, rules
+from refsgd.experiment.options.batches import Batch, batches_of, own_batches, text_of
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
 from refsgd.problems.problem import described
 from refsgd.problems.regression import generated

@@ -13,13 +13,21 @@ from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_whole
+from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import EVALUATIONS, evaluate
-from refsgd.experiment.limits import announce, check_pace, check_processes
+from refsgd.experiment.execution.perform import OBSERVED, RUNTIMES, perform, planned
+from refsgd.experiment.execution.resume import (
+    NAME,
+    Records,
+    first_file,
+    on_request,
+    ready,
+    still_planned,
+    stored,
+)
 from refsgd.experiment.memory import of_processes
-from refsgd.experiment.perform import OBSERVED, RUNTIMES, perform, planned
 from refsgd.experiment.prepare import Algorithm, Experiment, Say, deployment_function, has_servers, prepare
 from refsgd.experiment.result import Result
-from refsgd.experiment.resume import NAME, Records, first_file, on_request, ready, still_planned, stored
 from refsgd.problems import Problem
 from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.faults import POLICIES, Fault, listed

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from refsgd.experiment.arguments import Usage
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.memory import with_sizes
-from refsgd.experiment.perform import perform
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import measure
 from refsgd.problems.shapes import in_shape_only

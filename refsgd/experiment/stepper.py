@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from refsgd.cluster.units import counted
-from refsgd.experiment.batches import text_of, weights_of
+from refsgd.experiment.options.batches import text_of, weights_of
 from refsgd.experiment.prepare import Algorithm, Usage, prepare
 from refsgd.problems import Problem, quadratic
 from refsgd.runtimes.programs import Where

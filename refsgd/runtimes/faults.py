@@ -18,8 +18,8 @@ program that lists `refsgd.effects.Died` in a `Recv` receives each death as an o
 from the dead node; messages to dead nodes are lost.  Once no further message can come,
 `refsgd.effects.RunEnded` is also raised in waiting main programs that handle it.  Under ``shrink`` and
 ``restart``, a run in which all programs wait for the dead is `Halted`, and its caller may continue from its
-parameters without the dead, or with all nodes (`refsgd.experiment.elastic`).  Under ``restart``, a run that
-could continue is halted too, immediately.
+parameters without the dead, or with all nodes (`refsgd.experiment.execution.elastic`).  Under ``restart``, a
+run that could continue is halted too, immediately.
 """
 
 from __future__ import annotations

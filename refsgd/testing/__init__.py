@@ -18,9 +18,8 @@ import numpy as np
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment
-from refsgd.experiment import exchanges
 from refsgd.experiment.arguments import check_deployment, check_function
-from refsgd.experiment.lint import forgotten_yields, parts_of
+from refsgd.experiment.options import exchanges
 from refsgd.experiment.prepare import deployment_function
 from refsgd.experiment.result import final_parameters, parameters_sha256, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
@@ -33,6 +32,7 @@ from refsgd.runtimes.simulator import RunFailed, simulate
 from refsgd.testing.exchange import check_codec, codec_findings, starves_none
 from refsgd.testing.exploration import explore_algorithm
 from refsgd.testing.findings import RATE, Finding, NotChecked, Small, attempt, finite, ledger, server_lead
+from refsgd.testing.lint import forgotten_yields, parts_of
 from refsgd.testing.tracers import options_for, properties
 from refsgd.trace import Run
 from refsgd.trace.diagram import diagram

@@ -11,9 +11,9 @@ from typing import Any
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, Factory, roles
-from refsgd.experiment import exchanges
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.batches import Batch, weights_of
+from refsgd.experiment.options import exchanges
+from refsgd.experiment.options.batches import Batch, weights_of
 from refsgd.experiment.prepare import deployment_function
 from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients

@@ -12,7 +12,7 @@ import refsgd
 import refsgd.testing
 from refsgd.algorithms import compression
 from refsgd.algorithms.exchange import Exchange, section
-from refsgd.experiment.exchanges import ANSWERED, SERVERS, TAKES, refusal
+from refsgd.experiment.options.exchanges import ANSWERED, SERVERS, TAKES, refusal
 from refsgd.runtimes import priority, simulator
 from refsgd.runtimes.engine import Deadlock
 from refsgd.trace import Computed, Sent

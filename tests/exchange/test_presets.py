@@ -6,7 +6,7 @@ import pytest
 
 import refsgd
 from refsgd.cli.options import expand_preset
-from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.options.architectures import ARCHITECTURES
 from refsgd.trace import Computed, Received
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")

@@ -9,7 +9,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.exchange import Exchange, of
 from refsgd.effects import ranks
 from refsgd.experiment.compare import compare
-from refsgd.experiment.exchanges import ANSWERED, REDUCED, TAKES, refusal
+from refsgd.experiment.options.exchanges import ANSWERED, REDUCED, TAKES, refusal
 from refsgd.problems import integer_gradients
 from refsgd.problems.layers import Part, by_work, whole
 from refsgd.trace import Computed, Received, Sent

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from refsgd.cluster.machine import Machine
 from refsgd.display.player import player_html
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.trace import Trace

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.compiled_server import parameter_server
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems.shapes import shape_only
 

@@ -19,7 +19,7 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Mark, Node
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Usage, has_servers, prepare
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import quadratic

@@ -18,7 +18,7 @@ import pytest
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Usage, prepare
 from refsgd.runtimes.faults import POLICIES, draw
 from refsgd.runtimes.processes.local import RunFailed, run

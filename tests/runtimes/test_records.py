@@ -19,8 +19,8 @@ from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.effects import roles
 from refsgd.experiment.evaluation import evaluate
+from refsgd.experiment.execution.resume import Records
 from refsgd.experiment.prepare import prepare
-from refsgd.experiment.resume import Records
 from refsgd.runtimes.journal import line, read
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes import local as processes

@@ -9,7 +9,7 @@ from benchmarks.studies.graur_runs import by_formula, forward_only, rate, runs
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.architectures import ARCHITECTURES
+from refsgd.experiment.options.architectures import ARCHITECTURES
 from refsgd.experiment.run import run
 
 

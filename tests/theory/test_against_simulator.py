@@ -19,7 +19,7 @@ from refsgd.algorithms.server.bsp import bsp
 from refsgd.algorithms.server.ssp import ssp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.experiment import pipelines
+from refsgd.experiment.options import pipelines
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory import ALGORITHMS, predict

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
 from refsgd.problems.shapes import shape_only

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import machines
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.perform import perform
+from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems.shapes import shape_only
 from refsgd.theory import predict

@@ -13,7 +13,7 @@ from refsgd.trace import Event
 
 class Beginning(NamedTuple):
     """The starting point of a resumed run: the state at the end of its record; see
-    `refsgd.experiment.resume`."""
+    `refsgd.experiment.execution.resume`."""
 
     deployment: Deployment  #: its programs are suspended where the record ends
     seconds: float

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from refsgd.effects import Deployment, roles
-from refsgd.experiment import pipelines
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.elastic import Attempt, Attempts
+from refsgd.experiment.execution.elastic import Attempt, Attempts
+from refsgd.experiment.execution.resume import Records, halted, standing
+from refsgd.experiment.options import pipelines
 from refsgd.experiment.prepare import Experiment
-from refsgd.experiment.resume import Records, halted, standing
 from refsgd.problems.chain import Rows
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.faults import Fault, Halted, parse, survives_workers

@@ -21,7 +21,7 @@ from refsgd.cluster import devices, prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import written
-from refsgd.experiment import exchanges
+from refsgd.experiment.options import exchanges
 from refsgd.experiment.prepare import build_problem, has_servers, with_defaults
 from refsgd.problems import Problem
 from refsgd.theory.estimate import check_distribution

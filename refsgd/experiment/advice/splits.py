@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from refsgd.experiment.advice.strategies import LONGEST, Candidate, Case, Plan, flags
 from refsgd.experiment.prepare import predict
-from refsgd.experiment.strategies import LONGEST, Candidate, Case, Plan, flags
 from refsgd.theory.prediction import Prediction
 
 

@@ -32,7 +32,7 @@ from refsgd.runtimes.faults import Fault, Halted
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.trace import Computed, Event, Marked, Run, Sent, Trace, Use
 
-log = logging.getLogger("refsgd.experiment.elastic")
+log = logging.getLogger("refsgd.experiment.execution.elastic")
 
 ENDS, LASTING = ("kill", "drop"), ("slow", "delay")  # faults that end a node, faults that last
 

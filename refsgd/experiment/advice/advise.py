@@ -16,8 +16,7 @@ from refsgd.cluster.devices import written
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.prices import left, on_devices, paces, priced
 from refsgd.cluster.units import counted
-from refsgd.experiment.arguments import Usage, check_speeds, check_whole
-from refsgd.experiment.strategies import (
+from refsgd.experiment.advice.strategies import (
     BY_SPEED,
     CANDIDATES,
     COSTS,
@@ -30,6 +29,7 @@ from refsgd.experiment.strategies import (
     Strategy,
     group_of,
 )
+from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.problems.data import apportion
 
 #: pages of the documentation that explain a column, by its name
@@ -198,7 +198,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
 
 def _divided(case: Case) -> list[Strategy]:
     """Strategies that divide the model among the workers."""
-    from refsgd.experiment.splits import splits
+    from refsgd.experiment.advice.splits import splits
 
     return [plan.strategy() for plan in splits(case)]
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from refsgd.experiment.limits import usable_cores
+from refsgd.experiment.computer.limits import usable_cores
 from refsgd.problems.nn import kernel_cache
 from refsgd.runtimes.fork import NO_FORK
 

@@ -1,0 +1,1 @@
+"""Choosing a strategy for a cluster: candidates, their predicted metrics, a recommendation."""

@@ -1,0 +1,1 @@
+"""Options that several algorithms share: which algorithm takes which one, and what its values mean."""
