@@ -44,9 +44,13 @@ def flaws(text):
         found.append("front matter and a numbered title")
     elif "format_name: myst" not in front[1] or "name: python3" not in front[1]:
         found.append("front matter that names the format and the kernel")
-    for heading in ("Exercises", "Read on"):
+    for heading in ("Exercises", "Summary", "Read on"):
         if text.count(f"\n## {heading}\n") != 1:
             found.append(f"one section {heading}")
+    summary = re.search(r"\n## Summary\n(.*?)\n## Read on\n", text, re.S)
+    parts = re.findall(r"^\*\*([^*]+)\.\*\*", summary[1], re.M) if summary else []
+    if parts != ["What you saw", "The formula", "Where it holds", "To take home"] or "$$" not in summary[1]:
+        found.append("a summary with its formula at the end")
     body, _, rest = text.partition("\n## Exercises\n")
     if "You will see" not in body:
         found.append("a word on what the reader will see")
@@ -126,6 +130,7 @@ def test_a_dead_link_is_found():
     (("format_name: myst", "format_name: percent"), "names the format"),
     (("> **Predict.** ", "> "), "before running"),
     (("{code-cell} ipython3", "{code-cell}"), "say ipython3"),
+    (("**Where it holds.**", "Where it holds:"), "a summary with its formula"),
 ])
 def test_a_flaw_is_found(wrong, lack):
     text = TUTORIALS[0].read_text()
