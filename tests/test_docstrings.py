@@ -14,6 +14,7 @@ import pytest
 import refsgd
 import refsgd.collectives
 import refsgd.problems.data
+import refsgd.testing
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems.nn import elementwise, kernels, vector
@@ -26,8 +27,7 @@ PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd
           "refsgd.experiment.result", "refsgd.trace.events", "refsgd.trace.run", "refsgd.theory.predict",
           "refsgd.theory.prediction", "refsgd.testing")
 #: modules of public packages that only the package itself uses
-INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published",
-          "refsgd.testing.lint", "refsgd.testing.tracers")
+INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published")
 NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay",
          "run")
 #: the parts of a problem that users build besides what the packages export
@@ -64,11 +64,12 @@ def deploys(thing):
 
 def held(name):
     """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
-    it, its update rule and its graphs; of a collective what `refsgd.collectives` exports; of problems and
-    data what their packages export and what users build."""
+    it, its update rule and its graphs; of collectives and the conformance kit what their packages export; of
+    problems and data what their packages export and what users build."""
     things = dict(defined(importlib.import_module(name)))
-    if name.startswith("refsgd.collectives."):
-        return {own: thing for own, thing in things.items() if own in refsgd.collectives.__all__}
+    for package in (refsgd.collectives, refsgd.testing):
+        if name.startswith(package.__name__):
+            return {own: thing for own, thing in things.items() if own in package.__all__}
     if name.startswith("refsgd.problems.") and not name.startswith("refsgd.problems.nn"):
         exported = {*refsgd.problems.__all__, *refsgd.problems.data.__all__}
         return {own: thing for own, thing in things.items() if own in exported or own in BUILT}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,10 @@ import numpy as np
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment
-from refsgd.experiment.arguments import check_deployment, check_function
+from refsgd.experiment.arguments import Usage, check_deployment, check_function
 from refsgd.experiment.options import exchanges
 from refsgd.experiment.prepare import deployment_function
-from refsgd.experiment.result import final_parameters, parameters_sha256, replicas, schedule_sha256
+from refsgd.experiment.result import final_parameters, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.problems.layers import equal
 from refsgd.problems.problem import with_batches
@@ -31,7 +31,17 @@ from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
 from refsgd.testing.exchange import check_codec, codec_findings, starves_none
 from refsgd.testing.exploration import explore_algorithm
-from refsgd.testing.findings import RATE, Finding, NotChecked, Small, attempt, finite, ledger, server_lead
+from refsgd.testing.findings import (
+    RATE,
+    Finding,
+    NotChecked,
+    Small,
+    attempt,
+    finite,
+    hash_of,
+    ledger,
+    server_lead,
+)
 from refsgd.testing.lint import forgotten_yields, parts_of
 from refsgd.testing.tracers import options_for, properties
 from refsgd.trace import Run
@@ -60,50 +70,52 @@ def _constant_gradients() -> Problem:
     return Problem(np.zeros(2, np.float32), gradient, lambda x: 0.0, layers=equal(2, gradient))
 
 
-def _lint(function: Deploy) -> Iterator[Finding]:
+def _lint(function: Deploy) -> str:
+    """Check that every effect is yielded."""
     try:
         source = textwrap.dedent(inspect.getsource(inspect.getmodule(function) or function))
     except (OSError, TypeError):
-        source = ""
-    if not source:
-        yield Finding("lint", None, "no source to read (defined interactively)")
-        return
-    lines = forgotten_yields(parts_of(ast.parse(source), function))
-    yield Finding("lint", not lines, "every effect is yielded" if not lines else "effects built without a "
-                  f"yield at {inspect.getsourcefile(function)}:{', '.join(map(str, lines))}; write `yield` "
-                  "before each effect and `yield from` before each sub-program")
+        raise NotChecked("no source to read (defined interactively)") from None
+    if lines := forgotten_yields(parts_of(ast.parse(source), function)):
+        raise Usage(f"effects built without a yield at {inspect.getsourcefile(function)}:"
+                    f"{', '.join(map(str, lines))}; write `yield` before each effect and `yield from` before "
+                    "each sub-program")
+    return "every effect is yielded"
 
 
-def _begins(deploy: Small) -> None:
-    """Check that it returns programs, and that some of them return parameters."""
+def _begins(name: str, builds: Deploy, own: Mapping[str, Any], deploy: Small) -> str:
+    """Check that it can be called, returns programs, and that some of them return parameters."""
+    check_function(name, builds, own)
     deployment = deploy(quadratic(d=3, workers=2), 2, 1)
     try:
         run = simulate(deployment, MACHINES[0])
     except (RunFailed, ForgottenYield):  # as it would in every schedule
         raise
     except Exception:
-        return  # the next checks report the size and the schedule
+        return ""  # the next checks report the size and the schedule
     final_parameters(run)
+    return ""
 
 
-def _sizes(deploy: Small) -> None:
+def _sizes(deploy: Small) -> str:
     """Check that it runs for few workers and few steps, also none, on machines with short and long tails."""
     for workers in (1, 2, 3, 4):
         for steps in (0, 1, 5):
             for machine in MACHINES:
                 finite(simulate(deploy(quadratic(d=3, workers=workers, noise=0.5), workers, steps), machine))
+    return "1 to 4 workers, 0 to 5 steps, four machines"
 
 
-def _repeats(deploy: Small) -> None:
+def _repeats(deploy: Small) -> str:
     """Check that one seed gives one result."""
     a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
-    same = parameters_sha256(final_parameters(a)) == parameters_sha256(final_parameters(b))
-    if not same or schedule_sha256(a.trace) != schedule_sha256(b.trace):
+    if hash_of(a) != hash_of(b) or schedule_sha256(a.trace) != schedule_sha256(b.trace):
         raise AssertionError(
             "the same seed gave another result; expected programs that read no clock, no random generator")
+    return "the same seed gives the same bits and schedule"
 
 
-def _gradients(deploy: Small) -> None:
+def _gradients(deploy: Small) -> str:
     """Check the `ledger` of every run."""
     runs = [simulate(deploy(quadratic(d=4, workers=3), 3, 6), machine, seed) for machine in MACHINES
             for seed in (0, 1)]
@@ -111,9 +123,10 @@ def _gradients(deploy: Small) -> None:
         raise NotChecked("not checked: the programs mark no updates, so staleness and history are unknown")
     for run in runs:
         ledger(run)
+    return "every gradient is applied once or dropped"
 
 
-def _fixed_point(deploy: Small) -> None:
+def _fixed_point(deploy: Small) -> str:
     """Check that zero gradients change no parameter, bit for bit."""
     x0 = np.linspace(-1, 1, 5, dtype=np.float32) / np.float32(3)
     problem = Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0,
@@ -122,9 +135,10 @@ def _fixed_point(deploy: Small) -> None:
         if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
             raise AssertionError("zero gradients and equal replicas changed the parameters; expected the "
                                  "same bits (average as a + (b - a) / 2)")
+    return "zero gradients change nothing"
 
 
-def _descent(deploy: Small) -> None:
+def _descent(deploy: Small) -> str:
     """Check that it minimises a quadratic."""
     problem = quadratic(d=6, workers=1)  # one minimum for all, whichever worker ends last
     first, x = problem.loss(problem.x0), final_parameters(simulate(deploy(problem, 2, 60), MACHINES[1]))
@@ -132,6 +146,7 @@ def _descent(deploy: Small) -> None:
     if not now < 0.5 * first:
         raise AssertionError(f"after 60 steps on a quadratic the loss is {now:.4g}, at the start "
                              f"{first:.4g}; expected less than half")
+    return "a quadratic is minimised"
 
 
 def _schedules(deploy: Small, max_runs: int, most: int | None = None) -> str:
@@ -142,7 +157,7 @@ def _schedules(deploy: Small, max_runs: int, most: int | None = None) -> str:
         finite(run)
         if run.trace.marks("update"):
             ledger(run)
-        finals.add(parameters_sha256(final_parameters(run)))
+        finals.add(hash_of(run))
 
     def small(steps: int = 2) -> Deployment:
         return deploy(integer_gradients(d=3, workers=2), 2, steps)
@@ -159,10 +174,10 @@ def _schedules(deploy: Small, max_runs: int, most: int | None = None) -> str:
     return f"{text}, {len(finals)} different results; no deadlock"
 
 
-def _mean(deploy: Small) -> Finding:
+def _mean(deploy: Small) -> str:
     """Whether only gradients move the mean of the replicas, as with symmetric and atomic averaging: reported,
     not required."""
-    name, problem, worlds = "mean of replicas", _constant_gradients(), []
+    problem, worlds = _constant_gradients(), []
     try:
         for seed in range(24):
             picks = np.random.default_rng(seed).integers(0, 9, 60).tolist()
@@ -171,50 +186,51 @@ def _mean(deploy: Small) -> Finding:
                 raise error
             worlds.append(world)
     except Exception:
-        return Finding(name, None, "not checked: a schedule failed")
+        raise NotChecked("not checked: a schedule failed") from None
     if replicas(worlds[0].run())[0]:
-        return Finding(name, None, "does not apply: servers hold the parameters")
+        raise NotChecked("does not apply: servers hold the parameters")
     expected = problem.x0 - np.float32(RATE) * 2 * np.mean(
         [problem.gradient(problem.x0, i, 0) for i in range(2)], axis=0)
     broken = [world for world in worlds if not np.array_equal(final_parameters(world.run()), expected)]
-    if not broken:
-        return Finding(name, True, "only gradients moved it in 24 random schedules")
-    return Finding(name, None, f"only gradients moved it in {24 - len(broken)} of 24 random "
-                   "schedules; averaging that is atomic on both sides keeps it in all, weighted or "
-                   "one-sided averaging does not. One schedule where it moved otherwise:\n"
-                   + diagram(broken[0].events, broken[0].nodes))
+    if broken:
+        raise NotChecked(f"only gradients moved it in {24 - len(broken)} of 24 random schedules; averaging "
+                         "that is atomic on both sides keeps it in all, weighted or one-sided averaging does "
+                         "not. One schedule where it moved otherwise:\n"
+                         + diagram(broken[0].events, broken[0].nodes))
+    return "only gradients moved it in 24 random schedules"
 
 
-def _weighs(deploy: Small) -> Finding:
+def _weighs(deploy: Small) -> str:
     """Whether gradients of 3 and of 1 example have the mean over all 4: reported, not required."""
-    name, plain = "unequal batches", _constant_gradients()
+    plain = _constant_gradients()
     try:
         alike, found = (final_parameters(simulate(deploy(problem, 2, 1), MACHINES[0]))
                         for problem in (plain, with_batches(plain, (3, 1))))
     except Exception:
-        return Finding(name, None, "not checked: a run failed")
+        raise NotChecked("not checked: a run failed") from None
     mean = (3 * plain.gradient(plain.x0, 0, 0) + plain.gradient(plain.x0, 1, 0)) / 4
     if np.array_equal(found, alike):
-        return Finding(name, None, "do not weigh: gradients of 3 and of 1 example count alike, as where each "
-                       "is applied alone")
-    if np.array_equal(found, plain.x0 - np.float32(RATE) * mean):
-        return Finding(name, True, "weigh: gradients of 3 and of 1 example have the mean over 4")
-    return Finding(name, None, f"weigh, but gradients of 3 and of 1 example moved a parameter by "
-                   f"{found[0]:g}, and the mean over 4 is {-RATE * mean[0]:g}")
+        raise NotChecked("do not weigh: gradients of 3 and of 1 example count alike, as where each is "
+                         "applied alone")
+    if not np.array_equal(found, plain.x0 - np.float32(RATE) * mean):
+        raise NotChecked("weigh, but gradients of 3 and of 1 example moved a parameter by "
+                         f"{found[0]:g}, and the mean over 4 is {-RATE * mean[0]:g}")
+    return "weigh: gradients of 3 and of 1 example have the mean over 4"
 
 
 def _real(deploy: Small) -> str:
     """Check that it ends as OS processes too, over both transports, with the simulator's bits if all
     schedules agree."""
+    if not can_fork():
+        raise NotChecked(f"left out: {NO_FORK}")
     from refsgd.runtimes.processes import local as launcher
 
     problem, machine = quadratic(workers=3, d=50), MACHINES[0].with_(compute="exponential(0.003)")
-    finals = {parameters_sha256(final_parameters(simulate(deploy(problem, 3, 5), m, s))) for m in MACHINES
-              for s in (0, 1)}
+    finals = {hash_of(simulate(deploy(problem, 3, 5), m, s)) for m in MACHINES for s in (0, 1)}
     for transport in ("shm", "tcp"):
         run = launcher.run(lambda: deploy(problem, 3, 5), machine, 0, transport=transport)
         finite(run)
-        if len(finals) == 1 and parameters_sha256(final_parameters(run)) not in finals:
+        if len(finals) == 1 and hash_of(run) not in finals:
             raise AssertionError(
                 f"other parameters over {transport} than in the simulator, where all schedules agree")
     return "ends over shared memory and over TCP" + (", with the simulator's bits" if len(finals) == 1
@@ -223,17 +239,7 @@ def _real(deploy: Small) -> str:
 
 def findings(function: str | Deploy, *, algorithm: str | None = None, processes: bool = True,
              max_runs: int = 2000, **options: Any) -> Iterator[Finding]:
-    """The findings of `check`, each as soon as it is known.
-
-    Parameters
-    ----------
-    function, algorithm, processes, max_runs, **options
-        As for `check`.
-
-    Yields
-    ------
-    Finding
-    """
+    """The findings of `check`, each as soon as it is known."""
     name, builds = deployment_function(function)
     said = {key: options.pop(key) for key in exchanges.TAKES if key in options}
     own = options_for(algorithm, options) if algorithm else options
@@ -245,36 +251,27 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
             problem = replace(problem, exchange=exchange)
         return check_deployment(name, builds(problem, workers, steps, SGD(RATE), **own))
 
-    def begin() -> None:
-        check_function(name, builds, own)
-        _begins(deploy)
-
-    for finding in _lint(builds):
+    for first in (("lint", _lint, builds), ("deployment", _begins, name, builds, own, deploy)):
+        finding = attempt(*first)
         yield finding
         if finding.held is False:  # the runs would only show its consequences
             return
-    begun = attempt("deployment", "", begin)
-    yield begun
-    if begun.held is False:  # other checks would add nothing
-        return
-    yield attempt("sizes", "1 to 4 workers, 0 to 5 steps, four machines", lambda: _sizes(deploy))
-    yield attempt("determinism", "the same seed gives the same bits and schedule", lambda: _repeats(deploy))
-    yield attempt("gradients", "every gradient is applied once or dropped", lambda: _gradients(deploy))
-    yield attempt("fixed point", "zero gradients change nothing", lambda: _fixed_point(deploy))
-    yield attempt("descent", "a quadratic is minimised", lambda: _descent(deploy))
-    most = 2 * max_runs if algorithm else None
-    yield attempt("all schedules", "", lambda: _schedules(deploy, max_runs, most))
+    yield attempt("sizes", _sizes, deploy)
+    yield attempt("determinism", _repeats, deploy)
+    yield attempt("gradients", _gradients, deploy)
+    yield attempt("fixed point", _fixed_point, deploy)
+    yield attempt("descent", _descent, deploy)
+    yield attempt("all schedules", _schedules, deploy, max_runs, 2 * max_runs if algorithm else None)
     if algorithm:
         yield from (attempt(*each) for each in properties(builds, algorithm, options))
     else:
-        yield _mean(deploy)
-        yield _weighs(deploy)
+        yield attempt("mean of replicas", _mean, deploy)
+        yield attempt("unequal batches", _weighs, deploy)
         yield from codec_findings(deploy)
     if any(node.priority for node in deploy(integer_gradients(workers=2), 2, 1).values()):
-        yield attempt("priority", "", lambda: starves_none(deploy))
+        yield attempt("priority", starves_none, deploy)
     if processes:
-        yield (attempt("processes", "", lambda: _real(deploy)) if can_fork()
-               else Finding("processes", None, f"left out: {NO_FORK}"))
+        yield attempt("processes", _real, deploy)
 
 
 def check(function: str | Deploy, *, algorithm: str | None = None, processes: bool = True,

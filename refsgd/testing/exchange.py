@@ -130,24 +130,14 @@ def _masks(codec: Codec) -> str:
 
 
 def codec_findings(deploy: Small) -> list[Finding]:
-    """Checks of the codecs that programs use; none if they use none.
-
-    Parameters
-    ----------
-    deploy : callable
-        Of a problem, a number of workers and of steps.
-
-    Returns
-    -------
-    list of Finding
-    """
+    """Checks of the codecs that programs use; none if they use none."""
     try:
         codecs = {call.part: call.codec for call in _calls(deploy, 3)}.values()
     except Exception:  # which other checks report
         return []
-    found = [attempt("residual", "", lambda: _arrives(deploy))] if codecs else []
+    found = [attempt("residual", _arrives, deploy)] if codecs else []
     own = next((codec for codec in codecs if isinstance(codec, Codec)), None)
-    return [*found, attempt("momentum mask", "", lambda: _masks(own))] if own else found
+    return [*found, attempt("momentum mask", _masks, own)] if own else found
 
 
 def check_codec(codec: Codec | Rule) -> list[Finding]:
@@ -184,18 +174,7 @@ def check_codec(codec: Codec | Rule) -> list[Finding]:
 
 
 def starves_none(deploy: Small) -> str:
-    """Check that links that serve by priority let every part through while workers go on.
-
-    Parameters
-    ----------
-    deploy : callable
-        Of a problem, a number of workers and of steps.
-
-    Returns
-    -------
-    str
-        What was seen.
-    """
+    """Check that links that serve by priority let every part through while workers go on."""
     done = defaultdict[str, list[float]](list)
     for e in simulate(deploy(_fading(), 2, 4 * STEPS), SLOW).trace.marks("update"):
         done[e.node].append(e.time)

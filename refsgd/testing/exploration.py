@@ -15,10 +15,9 @@ from refsgd.experiment.arguments import Usage
 from refsgd.experiment.options import exchanges
 from refsgd.experiment.options.batches import Batch, weights_of
 from refsgd.experiment.prepare import deployment_function
-from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.explorer import Counterexample, explore, walk
-from refsgd.testing.findings import RATE, finite, ledger, server_lead
+from refsgd.testing.findings import RATE, finite, hash_of, ledger, server_lead
 from refsgd.trace import Run
 
 
@@ -35,7 +34,7 @@ class _Seen:
         ledger(run)
         self.leads.add(server_lead(run))
         self.staleness.update(tau for _, tau in run.trace.staleness)
-        self.finals.add(_result(run))
+        self.finals.add(hash_of(run))
         if self.name == "ssp":
             ahead = max(self.leads)
             assert ahead <= self.bound, (f"a worker is {counted(ahead, 'clock')} ahead; "
@@ -45,17 +44,12 @@ class _Seen:
                                            "expected the same bits")
 
 
-def _result(run: Run) -> str:
-    """The hash of a run's final parameters."""
-    return parameters_sha256(final_parameters(run))
-
-
 def _write(page: str | Path, deploy: Factory, name: str, bound: int, about: str) -> str:
     """Write the page of the state graph; the path and the size, in words."""
     from refsgd.display.scheduler import TooLarge, scheduler_html
 
     try:
-        html = scheduler_html(deploy, lambda run: _Seen(name, bound).check(run), _result, name=about)
+        html = scheduler_html(deploy, lambda run: _Seen(name, bound).check(run), hash_of, name=about)
     except TooLarge as found:
         raise Usage(str(found)) from None
     Path(page).write_text(html, encoding="utf-8")

@@ -10,7 +10,7 @@ import numpy as np
 
 from refsgd.effects import Deployment
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.result import final_parameters
+from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import Problem
 from refsgd.runtimes.explorer import Counterexample
 from refsgd.trace import Computed, Run
@@ -53,23 +53,10 @@ class Finding:
         return f"{sign} {self.name}: {self.text}"
 
 
-def attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
-    """The finding of a check that raises what it finds wrong, and may return what it has seen.
-
-    Parameters
-    ----------
-    name : str
-    good : str
-        What is said if it returns nothing.
-    act : callable
-
-    Returns
-    -------
-    Finding
-    """
+def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
+    """The finding of a check that raises what it finds wrong, and else returns what it has seen."""
     try:
-        seen = act()
-        return Finding(name, True, seen if isinstance(seen, str) else good)
+        return Finding(name, True, act(*arguments))
     except NotChecked as why:
         return Finding(name, None, str(why))
     except Counterexample as found:
@@ -79,6 +66,11 @@ def attempt(name: str, good: str, act: Callable[[], Any]) -> Finding:
     except Exception as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+
+
+def hash_of(run: Run) -> str:
+    """The hash of a run's final parameters."""
+    return parameters_sha256(final_parameters(run))
 
 
 def ledger(run: Run) -> None:

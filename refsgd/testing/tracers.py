@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,17 +20,17 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.result import final_parameters, parameters_sha256
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, quadratic
 from refsgd.problems.layers import equal
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing.findings import RATE, NotChecked
+from refsgd.testing.findings import RATE, NotChecked, hash_of
 from refsgd.trace import Computed, Run
 
 Judge = Callable[[int, int, Array], None]  #: of a worker, its step, and contents of the model that it reads
 Deploy = Callable[..., Deployment]
-Property = tuple[str, str, Callable[[], str | None]]  #: its name, what is said if it holds, the check
+Property = tuple[str, Callable[[], str]]  #: its name, and the check, which says what it has seen
 BEGUN, WALKS = 120, 30  #: beginnings of schedules to follow of a small case, and random ones beyond them
 INF = float("inf")
 
@@ -145,32 +145,29 @@ def _gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
     judges: dict[str, Callable[[Gate], Judge]] = {
         "staleness bound": lambda gate: _bounded(gate.upper), "each gradient once": lambda _: _once,
         "own updates": lambda _: _own}
-    whole: list[str] = []  # what is said if all of them hold: one exploration is enough then
 
-    def read(names: list[str]) -> str:
-        def judge(gate: Gate) -> Judge:
-            def every(rank: int, t: int, counts: Array) -> None:
+    def read(*names: str) -> str:
+        ends, runs = "each gradient once" in names, 0
+        for gate, workers, steps in cases:
+            def judge(rank: int, t: int, counts: Array, gate: Gate = gate) -> None:
                 for name in names:
                     judges[name](gate)(rank, t, counts)
 
-            return every
-
-        ends = "each gradient once" in names
-        runs = sum(_explored(deploy, g.options, n, steps, judge(g), _all_there(n) if ends else _nothing)
-                   for g, n, steps in cases)
+            runs += _explored(deploy, gate.options, workers, steps, judge,
+                              _all_there(workers) if ends else _nothing)
         return f"in {counted(runs, 'schedule')}"
 
-    def act(name: str) -> str:
-        if not whole:
-            try:
-                whole.append(read(list(judges)))
-            except Exception:
-                whole.append("")
-        return whole[0] or read([name])
+    @cache
+    def together() -> str:
+        """What is said if all of them hold: one exploration is enough then."""
+        try:
+            return read(*judges)
+        except Exception:
+            return ""
 
     for name in judges if gates[0].upper < INF else list(judges)[1:]:
-        yield name, "", partial(act, name)
-    yield "no needless wait", "", lambda: _waits_no_longer(deploy, gates)
+        yield name, lambda name=name: together() or read(name)  # type: ignore[misc]
+    yield "no needless wait", lambda: _waits_no_longer(deploy, gates)
 
 
 def _progress(deploy: Deploy, slow: int, workers: int, steps: int, **options: Any) -> list[list[int]]:
@@ -279,11 +276,11 @@ def _like(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Pro
                                   f"{_shown(never, sizes[0])}; with {name} it does in some schedule")
         return f"all of {name}'s are reached"
 
-    yield "models read", "", lambda: explored(True)
-    yield "result", "", lambda: explored(False)
-    yield "models reached", "", reached
-    yield "same bits", "", lambda: _same_bits(deploy, name, options, (3, 2) in cases)
-    yield "no needless wait", "", lambda: _waits_as(deploy, name, options)
+    yield "models read", lambda: explored(True)
+    yield "result", lambda: explored(False)
+    yield "models reached", reached
+    yield "same bits", lambda: _same_bits(deploy, name, options, (3, 2) in cases)
+    yield "no needless wait", lambda: _waits_as(deploy, name, options)
 
 
 def _shown(known: set[bytes], workers: int) -> str:
@@ -292,10 +289,11 @@ def _shown(known: set[bytes], workers: int) -> str:
 
 def _same_bits(deploy: Deploy, name: str, options: Mapping[str, Any], one: bool) -> str:
     """Check that the order of arrival changes no bit, where it changes none in the catalogue."""
+    problem, machine = quadratic(d=9, workers=3), Machine(compute="exponential(1)")  # type: ignore[arg-type]
+
     def found(function: Deploy) -> set[str]:
-        return {parameters_sha256(final_parameters(simulate(
-            function(quadratic(d=9, workers=3), 3, 4, SGD(0.1), **options),
-            Machine(compute="exponential(1)"), seed))) for seed in range(8)}  # type: ignore[arg-type]
+        return {hash_of(simulate(function(problem, 3, 4, SGD(0.1), **options), machine, seed))
+                for seed in range(8)}
 
     if not one or len(found(CATALOGUE[name])) > 1:
         raise NotChecked(f"{name}'s result depends on the order of arrival")
@@ -349,15 +347,13 @@ def options_for(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     if name in NOT_COMPARED:
         raise Usage(f"{name} cannot be compared; expected one of "
                     + ", ".join(each for each in CATALOGUE if each not in NOT_COMPARED))
-    return [gate.options for gate in _gates(name, options)][-1] if _gates(name, options) else options
+    gates = _gates(name, options)
+    return gates[-1].options if gates else options
 
 
 def properties(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Property]:
     """The properties of an algorithm of the catalogue, to be checked of a function that should be it."""
-    if gates := _gates(name, options):
-        yield from _gated(deploy, gates)
-        alone: Mapping[str, Any] = gates[0].options
-    else:
-        yield from _like(deploy, name, options)
-        alone = options
-    yield "update rule", "", lambda: _same_rule(deploy, name, alone, 1 if gates else 2)
+    gates = _gates(name, options)
+    yield from _gated(deploy, gates) if gates else _like(deploy, name, options)
+    alone = gates[0].options if gates else options
+    yield "update rule", lambda: _same_rule(deploy, name, alone, 1 if gates else 2)

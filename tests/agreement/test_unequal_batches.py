@@ -20,7 +20,7 @@ from refsgd.collectives import ALLREDUCE
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing import RATE, _weighs
+from refsgd.testing import RATE, _weighs, attempt
 from tests.wrong import wrong_deployment
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
@@ -144,7 +144,7 @@ def test_a_weighted_mean_is_not_the_plain_one(name):
     ("bsp", "weigh: "), ("dynsgd", "weigh: "), ("local-sgd", "weigh: "), ("asp", "do not weigh"),
     ("dpsgd", "do not weigh"), ("diloco", "weigh, but")])
 def test_the_conformance_kit_says_whether_an_algorithm_weighs(name, says):
-    found = _weighs(lambda problem, workers, steps: CATALOGUE[name](problem, workers, steps, SGD(RATE)))
+    found = attempt("unequal batches", _weighs, lambda *case: CATALOGUE[name](*case, SGD(RATE)))
     assert found.text.startswith(says) and found.held is (True if says == "weigh: " else None)
 
 

@@ -19,8 +19,8 @@ from refsgd.problems import integer_gradients
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.world import Stuck, World
 from refsgd.testing import explore_algorithm
-from refsgd.testing.exploration import _result as result_of
 from refsgd.testing.findings import RATE, finite, ledger
+from refsgd.testing.findings import hash_of as result_of
 
 QUICK = ("bsp", "asp", "allreduce", "backup-workers")
 #: by far too many states even with two workers and one step

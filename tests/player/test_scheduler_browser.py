@@ -6,7 +6,7 @@ import re
 import pytest
 
 from refsgd.display.scheduler import scheduler_html
-from refsgd.testing.exploration import _result as result_of
+from refsgd.testing.findings import hash_of as result_of
 from tests.player.test_scheduler import case, holds, polite
 
 pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
