@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -143,18 +144,22 @@ class _Of:
         return found
 
 
-def by_layer(problem: Any, rank: int, t: int, x: Array | None,
-             ready: Callable[[Sequence[tuple[slice, Array]]], Program[None]],
+def by_layer(problem: Any, rank: int, t: int, x: Array | None, parts: Mapping[Any, slice],
+             ready: Callable[[Any, Array], Program[None]],
              parameters: Callable[[slice], Program[Array]] | None = None) -> Program[Array]:
-    """The gradient of step t, (d,), computed layer by layer; `ready` runs after each with what is known.
+    """The gradient of step t, (d,), computed layer by layer; `ready` gets the key of each of these parts, of
+    which the last in the vector comes first, and its gradient, as soon as that is known.
 
     It is at `x`, unless `parameters` waits for those of each layer before its forward pass.
     """
     known = list[tuple[slice, Array]]()
+    left = deque(parts.items())
 
-    def keep(part: slice, g: Array) -> Program[None]:
-        known.insert(0, (part, g))
-        yield from ready(known)
+    def keep(layer: slice, g: Array) -> Program[None]:
+        known.insert(0, (layer, g))
+        while left and left[0][1].start >= layer.start:
+            key, part = left.popleft()
+            yield from ready(key, section(known, part))
 
     yield from passes(problem, rank, t, x, keep, parameters)
     return section(known, slice(0, problem.x0.size))

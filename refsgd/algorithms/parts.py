@@ -106,8 +106,6 @@ class Servers:
         Where `x` is None, the forward pass begins with what has arrived and waits for each layer.  `accrued`
         is added to what is sent.
         """
-        sent = set[str]()
-
         def tell(s: str, g: Array) -> Program[None]:
             part = self.part[s]
             whole = g if accrued is None else accrued[part] + g
@@ -118,18 +116,12 @@ class Servers:
             self.awaited.add(s)
             yield Send(s, message(s, whole))
 
-        def ready(known: Sequence[tuple[slice, Array]]) -> Program[None]:
-            for s, part in reversed(self.part.items()):
-                if part.start >= known[0][0].start and s not in sent:
-                    sent.add(s)
-                    yield from tell(s, section(known, part))
-
         if self.exchange.overlap == "none":
             g = yield from self.compute(x, rank, t)
             for s in self.order:
                 yield from tell(s, g[self.part[s]])
             return g
-        return (yield from by_layer(self._problem, rank, t, x, ready,
+        return (yield from by_layer(self._problem, rank, t, x, dict(reversed(self.part.items())), tell,
                                     self._parameters if x is None else None))
 
     def pushes(self, examples: int) -> Message:

@@ -15,7 +15,7 @@ import numpy as np
 from refsgd.algorithms import exchange
 from refsgd.algorithms.codecs import Message
 from refsgd.algorithms.compression import Codec
-from refsgd.algorithms.exchange import by_layer, section
+from refsgd.algorithms.exchange import by_layer
 from refsgd.algorithms.parts import Objective, rotate
 from refsgd.algorithms.replica import Replica
 from refsgd.algorithms.sgd import weights
@@ -102,15 +102,12 @@ def gather(rank: int, group: Sequence[str], mine: Message) -> Program[list[Messa
 
 def by_bucket(me: str, replica: Replica, problem: Objective, t: int) -> Program[Array]:
     """The mean gradient of step t, each bucket of which leaves as soon as its last layer is computed."""
-    buckets, sent = exchange.of(problem).buckets(problem), 0
+    buckets = exchange.of(problem).buckets(problem)
 
-    def ready(known: Sequence[tuple[slice, Array]]) -> Program[None]:
-        nonlocal sent
-        while sent < len(buckets) and buckets[sent].start >= known[0][0].start:
-            yield Send(me, Bucket(sent, t, section(known, buckets[sent])))
-            sent += 1
+    def ready(number: int, g: Array) -> Program[None]:
+        yield Send(me, Bucket(number, t, g))
 
-    yield from by_layer(problem, replica.rank, t, replica.x, ready)
+    yield from by_layer(problem, replica.rank, t, replica.x, dict(enumerate(buckets)), ready)
     found = dict[int, Array]()
     while len(found) < len(buckets):
         _, (number, g) = yield Recv(Mean, src=me)

@@ -1,8 +1,8 @@
 """The server of SSP's variant `fresh`: answer a push with the newest model once the bound allows it.
 
 Its workers are those of BSP and ASP; those of Ho et al. read through a cache, see `ssp`.  With a slack of 0
-they wait as in BSP, with an infinite slack they never wait, as in ASP.  CONSGD runs this server; the server of
-DSSP moves the bound.
+they wait as in BSP, with an infinite slack they never wait, as in ASP.  CONSGD runs this server; that of DSSP
+moves the bound.
 """
 
 from __future__ import annotations
