@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from refsgd.runtimes.explorer import Counterexample, explore
+from refsgd.testing import check
 from refsgd.trace import Computed, Sent
 
 ROOT = Path(__file__).parent.parent
@@ -90,6 +91,23 @@ def test_an_exhibit_trains_as_well_as_its_page_claims_also_when_corrected(page):
     for module in (exhibits.program(name), exhibits.corrected(name, directive(page, "correction")[2])):
         reached = exhibits.train(exhibits.algorithm(module), options.get("options", "")).accuracy["test"]
         assert reached >= float(options["accuracy"]) >= 0.93
+
+
+@pytest.mark.slow
+def test_the_conformance_kit_finds_what_the_index_says_and_passes_each_corrected_program(page):
+    (said,) = re.findall(rf"\({page}\.md\) \|.*\| (.*) \|$", (FOLDER / "index.md").read_text(), re.M)
+    name, named = directive(page, "training")[0][0], re.search(r"--as ([\w-]+)", said)
+    wrong = exhibits.algorithm(exhibits.program(name))
+    right = exhibits.algorithm(exhibits.corrected(name, directive(page, "correction")[2]))
+
+    def finds(function, algorithm=None):
+        return any(f.held is False for f in check(function, algorithm=algorithm, processes=False))
+
+    assert finds(wrong) == (said == "finds it") and not finds(right)
+    if named:
+        assert finds(wrong, named[1]) and not finds(right, named[1])
+    elif name.replace("_", "-") in ("easgd", "staleness-aware", "adpsgd", "pipedream"):
+        assert finds(wrong, name.replace("_", "-")) == finds(right, name.replace("_", "-")), "say that --as helps"
 
 
 # -- the machinery must be able to fail ----------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import linecache
+import random
 import re
 from collections.abc import Callable
 from types import ModuleType
@@ -102,6 +103,21 @@ def broken(name: str, code: str) -> Counterexample:
     if found is None:
         raise ValueError(f"{name}: no schedule breaks the check; expected a counterexample")
     return found
+
+
+def share_broken(name: str, code: str, runs: int = 1000) -> float:
+    """The share of random schedules of an exhibit's case that break it."""
+    deploy, check, _ = case(program(name), code)
+    rng, failed = random.Random(0), 0
+    for _ in range(runs):
+        world = World(deploy)
+        try:
+            while actions := world.enabled():
+                world.perform(rng.randrange(len(actions)))
+            check(world.run())
+        except Exception:
+            failed += 1
+    return failed / runs
 
 
 def holds(name: str, code: str, diff: str) -> Exploration:

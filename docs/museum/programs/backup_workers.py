@@ -15,7 +15,7 @@ def worker(rank, problem, steps):
 
 
 def server(x, workers, steps, sgd, needed):
-    v, version, pushes, finished = sgd.start(x), 0, {}, 0
+    v, version, pushes, finished = sgd.start(x), 0, {}, 0 if steps else workers
     while finished < workers:
         w, push = yield Recv(Push)
         answer = []
@@ -40,5 +40,6 @@ def server(x, workers, steps, sgd, needed):
 
 def backup_workers(problem, workers, steps, sgd, *, backups: int = 1):
     nodes = {f"worker{i}": Node(worker(i, problem, steps)) for i in range(workers)}
-    main = server(problem.x0, workers, steps, sgd, workers - backups)
+    needed = max(1, workers - backups)
+    main = server(problem.x0, workers, steps, sgd, needed)
     return nodes | {"server0": Node(main, role="server")}
