@@ -12,7 +12,7 @@ import refsgd
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.display.tables import comparison_table, prediction_lines, sentences, sweep_table
-from refsgd.experiment.result import measure
+from refsgd.experiment.evaluation import measure
 from refsgd.experiment.sweep import sweep
 from refsgd.theory import Prediction, predict
 

@@ -426,7 +426,7 @@ class Check(Run):
 
 def measured_figures(trace: Trace) -> dict[str, float]:
     """The figures of a run under the names of the predicted ones."""
-    from refsgd.experiment.result import measure
+    from refsgd.experiment.evaluation import measure
 
     m = measure(trace, 1)
     return {"seconds_per_iteration": m["seconds_per_iteration"], "seconds": m["seconds"],

@@ -25,7 +25,7 @@ from refsgd.experiment.prepare import (
     listed,
     prepare,
 )
-from refsgd.experiment.result import Result, predicted_to_json
+from refsgd.experiment.result import Result
 from refsgd.runtimes.fork import runtime_here
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
@@ -197,18 +197,18 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     rows = []
     for experiment in experiments:
         step(f"{experiment.name}: simulating")
+        predicted = {name: p.to_json() for name, p in experiment.predictions().items()}
         measured = None
         try:
             simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))
         except FloatingPointError as error:  # the others can still be compared
-            rows.append(Row(experiment.name, experiment.told, predicted_to_json(experiment.predictions()),
-                            None, None, str(error)))
+            rows.append(Row(experiment.name, experiment.told, predicted, None, None, str(error)))
             continue
         if real:
             step(f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
                  f"{simulated.measured['seconds']:.0f} s")
             measured = evaluate(experiment, runtime, perform(experiment, runtime))
-        rows.append(Row(experiment.name, experiment.told, simulated.predicted, simulated, measured))
+        rows.append(Row(experiment.name, experiment.told, predicted, simulated, measured))
     second = None
     if hard and experiments:
         step("the same algorithms in a harder case")

@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from math import nan
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +21,42 @@ from refsgd.experiment.result import (
     Result,
     average,
     final_parameters,
-    measure,
     parameters_sha256,
-    predicted_to_json,
     replicas,
     schedule_sha256,
 )
 from refsgd.problems import Problem
 from refsgd.trace import Run, Trace, joined
+from refsgd.trace.waiting import waiting_by_cause
 
 EVALUATIONS = 20  #: rows of a history, not counting its end
+
+
+def measure(trace: Trace, batch: float | Mapping[str, float]) -> dict[str, Any]:
+    """Metrics under the keys of the public JSON format; `batch` is of all workers, or of each by name."""
+    taus = [tau for _, tau in trace.staleness]
+    rate = trace.iteration_rate  # of all workers together, each until its own end
+    images = (sum(batch[w] * each for w, each in trace.rates.items()) if isinstance(batch, Mapping)
+              else batch * rate)
+    # a server's draws are too short for a ratio
+    late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
+    drawn = sum(t["drawn"] for t in late)
+    return {
+        "seconds": trace.seconds,
+        "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
+        "images_per_second": images,
+        "updates": max(trace.updates.values(), default=0),
+        "bytes_sent": dict(trace.bytes_sent),
+        "messages": trace.messages,
+        "staleness": {"mean": float(np.mean(taus)) if taus else 0.0, "max": max(taus, default=0),
+                      "histogram": {str(k): v for k, v in trace.staleness_histogram.items()},
+                      "unit": "updates"},
+        "clock_gap": {"max": trace.clock_gap},
+        "lead": {"max": trace.lead},
+        "idle_ratio": trace.idle_ratio,
+        "idle_by_cause": waiting_by_cause(trace),
+        "overrun_ratio": sum(t["overrun"] for t in late) / drawn if drawn else 0.0,
+    }
 
 
 def evaluations_of(problem: Problem, most: int = EVALUATIONS) -> int:
@@ -70,7 +97,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     return Result(
         experiment.name, experiment.told, problem.describe, experiment.machine, runtime,
         experiment.workers, len(servers_of_run), experiment.steps,
-        experiment.seed, measured, predicted_to_json(experiment.predictions()),
+        experiment.seed, measured, {name: p.to_json() for name, p in experiment.predictions().items()},
         rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),
         trace, x, experiment.deploy)
 

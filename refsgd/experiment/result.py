@@ -6,7 +6,7 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,6 @@ from refsgd.effects import Array, Factory
 from refsgd.experiment.memory import in_words
 from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace, joined
 from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
-from refsgd.trace.waiting import waiting_by_cause
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +51,6 @@ SCHEMA: dict[str, Any] = {
                         _REAL),
         "bytes_sent": _REALS, "idle_by_cause": _REALS, "staleness": {"mean": _REAL, "max": _REAL},
         "clock_gap": {"max": _REAL}, "lead": {"max": _REAL}}}
-UNWRITTEN = ("trace", "parameters", "deploy")  #: fields that are not part of the JSON
 
 
 def parameters_sha256(x: Array) -> str:
@@ -159,44 +157,6 @@ def final_parameters(run: Run) -> Array:
     return average(workers)
 
 
-def measure(trace: Trace, batch: float | Mapping[str, float]) -> dict[str, Any]:
-    """The metrics of a trace under the keys of the public JSON format.
-
-    Parameters
-    ----------
-    trace : Trace
-    batch : number or mapping of str to number
-        Images per worker and iteration, or for each worker by name.
-
-    Returns
-    -------
-    dict
-    """
-    taus = [tau for _, tau in trace.staleness]
-    rate = trace.iteration_rate  # of all workers together, each until its own end
-    images = (sum(batch[w] * each for w, each in trace.rates.items()) if isinstance(batch, Mapping)
-              else batch * rate)
-    # a server's draws are too short for a ratio
-    late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
-    drawn = sum(t["drawn"] for t in late)
-    return {
-        "seconds": trace.seconds,
-        "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
-        "images_per_second": images,
-        "updates": max(trace.updates.values(), default=0),
-        "bytes_sent": dict(trace.bytes_sent),
-        "messages": trace.messages,
-        "staleness": {"mean": float(np.mean(taus)) if taus else 0.0, "max": max(taus, default=0),
-                      "histogram": {str(k): v for k, v in trace.staleness_histogram.items()},
-                      "unit": "updates"},
-        "clock_gap": {"max": trace.clock_gap},
-        "lead": {"max": trace.lead},
-        "idle_ratio": trace.idle_ratio,
-        "idle_by_cause": waiting_by_cause(trace),
-        "overrun_ratio": sum(t["overrun"] for t in late) / drawn if drawn else 0.0,
-    }
-
-
 @dataclass(frozen=True)
 class Result:
     """The result of one run.
@@ -252,7 +212,7 @@ class Result:
         """The public JSON format, version 1, as a dictionary."""
         out: dict[str, Any] = {"refsgd": __version__, "format": FORMAT}
         for f in fields(self):
-            if f.name not in UNWRITTEN:
+            if f.name in SCHEMA:
                 out[f.name] = getattr(self, f.name)
         out["machine"] = self.machine.to_json()
         return out
@@ -308,7 +268,9 @@ class Result:
             f"{counted(self.steps, 'step')}, {self.runtime}, seed {self.seed}",
             f"machine    {self.machine}",
             f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
-            f"{self.problem.get('parameters')} parameters, {_batches(self.problem)}",
+            f"{self.problem.get('parameters')} parameters, "
+            + (f"batches {written(each)}" if (each := self.problem.get("batches"))
+               else f"batch {self.problem.get('batch')}"),
         ]
         if self.accuracy:
             shown = ", ".join(f"{part} {share:.1%}" for part, share in sorted(self.accuracy.items()))
@@ -414,12 +376,6 @@ class Result:
         return f"<pre>{html.escape(self.summary())}</pre>"
 
 
-def _batches(problem: Mapping[str, Any]) -> str:
-    """The batch or batches in words."""
-    each = problem.get("batches")
-    return f"batches {written(each)}" if each else f"batch {problem.get('batch')}"
-
-
 def _finite(value: Any) -> Any:
     """The value for strict JSON: NaN as None, infinities as "inf" and "-inf"."""
     if isinstance(value, dict):
@@ -434,17 +390,3 @@ def _finite(value: Any) -> Any:
 def _number(value: Any) -> Any:
     """The inverse of `_finite` for a number."""
     return math.nan if value is None else float(value) if isinstance(value, str) else value
-
-
-def predicted_to_json(predicted: Mapping[str, Any]) -> dict[str, Any]:
-    """Predictions as JSON values.
-
-    Parameters
-    ----------
-    predicted : mapping of str to Prediction
-
-    Returns
-    -------
-    dict
-    """
-    return {key: prediction.to_json() for key, prediction in predicted.items()}

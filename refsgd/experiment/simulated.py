@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from refsgd.experiment.arguments import Usage
+from refsgd.experiment.evaluation import measure
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.prepare import Experiment
-from refsgd.experiment.result import measure
 from refsgd.problems.shapes import in_shape_only
 from refsgd.theory.estimate import Estimate, sampling
 from refsgd.theory.prediction import FIGURES, Figures, Prediction

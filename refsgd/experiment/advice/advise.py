@@ -16,6 +16,7 @@ from refsgd.cluster.devices import written
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.prices import left, on_devices, paces, priced
 from refsgd.cluster.units import counted
+from refsgd.experiment.advice.splits import splits
 from refsgd.experiment.advice.strategies import (
     BY_SPEED,
     CANDIDATES,
@@ -167,8 +168,8 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
         raise Usage(f"no formula covers a strategy on this machine: {machine}; `refsgd compare --runtime "
                     "simulator` simulates them")
     fits = [s for s in found if not s.rejected]
-    divided = [] if fits or memory_limit is None or not net else _divided(plain)
-    found += [_limited(s, memory_limit, staleness_limit) for s in divided]
+    divided = [] if fits or memory_limit is None or not net else splits(plain)
+    found += [_limited(plan.strategy(), memory_limit, staleness_limit) for plan in divided]
     fits = [s for s in found if not s.rejected]
     base = _fastest(_of_kind(fits, ["allreduce"])) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
@@ -194,13 +195,6 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     return Advice(plain.machine, tuple(ranked), base, tuple(tried),
                   said + _recommendation(fits, base) if base else "",
                   tuple(_crossings(plain, named({s.name for s in fits}))), tuple(_savings(ranked)), unknown)
-
-
-def _divided(case: Case) -> list[Strategy]:
-    """Strategies that divide the model among the workers."""
-    from refsgd.experiment.advice.splits import splits
-
-    return [plan.strategy() for plan in splits(case)]
 
 
 def _timed(case: Case, batches: Sequence[int]) -> Case:
