@@ -43,7 +43,7 @@ if (DOCS / "_ext" / "algorithm_page.py").exists():
     extensions += ["algorithm_page", "exchange_table", "museum_page", "scheduler_page"]
 
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "_ext", "_templates", "course", "inventories", "**.ipynb_checkpoints",
+exclude_patterns = ["_build", "_ext", "_templates", "course/homework", "inventories", "**.ipynb_checkpoints",
                     "jupyter_execute"]
 
 # -- pages with code ---------------------------------------------------------------------------------------

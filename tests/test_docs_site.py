@@ -21,7 +21,7 @@ sys.path.insert(0, str(DOCS / "_ext"))
 from exchange_table import COLUMNS, table  # noqa: E402
 from tutorials_in_docs import bring, for_the_site  # noqa: E402
 
-PAGES = [p for folder in ("howto", "explanation", "algorithms") for p in sorted((DOCS / folder).glob("*.md"))]
+PAGES = [p for folder in ("howto", "explanation", "algorithms", "course") for p in sorted((DOCS / folder).glob("*.md"))]
 PAGES += [*sorted(DOCS.glob("*.md")), *sorted((ROOT / "tutorials").glob("*.md"))]
 
 

@@ -18,7 +18,7 @@ from tutorials_in_docs import ABOUT, table  # noqa: E402
 
 CELL = re.compile(r"^```\{code-cell\} ipython3\n(.*?)^```$", re.M | re.S)
 BUSY = "real computing overran its drawn times|leaves room for"  # what a run says on a busy machine
-SECONDS = 240  # the index and course.md say "up to four minutes"
+SECONDS = 240  # the index and course/plans.md say "up to four minutes"
 
 
 def cells(text):

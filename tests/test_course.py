@@ -1,0 +1,73 @@
+"""The course kit: its links lead somewhere, its guide covers the course, and its commands do what it says."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COURSE = ROOT / "docs" / "course"
+PAGES = sorted(COURSE.glob("*.md"))
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.md"))
+HOMEWORK = sorted(path.name for path in (COURSE / "homework").iterdir())
+
+
+def targets(text):
+    """The pages and files that a page of the course kit leads to, as paths from ``docs/course``."""
+    named = re.findall(r"\{(?:doc|download)\}`[^`<]*<([^>`]+)>`", text) + re.findall(r"\{(?:doc|download)\}`([^`<]+)`", text)
+    return named + re.findall(r"\]\((?!https?:|#)([^)#\s]+)\)", text)
+
+
+def leads_somewhere(target):
+    """Whether a target exists, where the site puts tutorials beside the other pages."""
+    place = (COURSE / target).resolve()
+    if place.parent == ROOT / "docs" / "tutorials":
+        place = ROOT / "tutorials" / place.name
+    return place.exists() or place.with_name(place.name + ".md").exists()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_links_of_the_course_kit_lead_somewhere(page):
+    found = targets(page.read_text())
+    assert found and not [target for target in found if not leads_somewhere(target)]
+
+
+def test_a_dead_link_of_the_course_kit_is_found():
+    assert targets("{doc}`a <../start>`, {doc}`plans`, {download}`b <c.py>` and [d](e.md)") == ["../start", "c.py", "plans", "e.md"]
+    assert leads_somewhere("../start") and leads_somewhere("../tutorials/07-allreduce")
+    assert not leads_somewhere("../tutorials/07-all-reduce") and not leads_somewhere("../stop")
+
+
+def test_the_guide_has_each_tutorial_with_its_minutes_and_each_homework():
+    guide = (COURSE / "teaching.md").read_text()
+    said = dict(re.findall(r"^### \{doc\}`\d+\. [^`<]*<\.\./tutorials/([^>]+)>` \((\d+) min\)\n\n\| struggle", guide, re.M))
+    assert said == {path.stem: re.search(r"\*\*Time\*\*: about (\d+) minutes", path.read_text())[1] for path in TUTORIALS}
+    rows = re.findall(r"^\| ([A-Z]), [^|]* \| ([^|]*) \| ([^|]*) min \|", guide, re.M)
+    assert [letter for letter, _, _ in rows] == [folder[0] for folder in HOMEWORK]
+    for (_, student, _), folder in zip(rows, HOMEWORK):
+        assert f"Time: {student.replace('min', 'minutes')}." in (COURSE / "homework" / folder / "README.md").read_text()
+
+
+def test_the_plans_name_only_homework_that_exists():
+    plans = (COURSE / "plans.md").read_text()
+    named = set(re.findall(r"[Hh]omework ([A-Z])\b", plans))
+    assert named and named <= {folder[0] for folder in HOMEWORK}
+    for path in TUTORIALS:
+        assert plans.count(f"<../tutorials/{path.stem}>") >= 2, path.stem  # in the list, and in some plan
+
+
+@pytest.mark.slow
+def test_homework_a_is_set_up_with_the_commands_as_printed(tmp_path):
+    """All of them but the installation, in a copy of the folder; and the marks are those that are printed."""
+    section = (COURSE / "teaching.md").read_text().split("## Homework A in twenty minutes")[1].split("\n## ")[0]
+    blocks = re.findall(r"^```bash\n(.*?)^```", section, re.M | re.S)
+    printed = re.search(r"^```text\n(.*?)^```", section, re.M | re.S)[1]
+    assert "pip install" in blocks[0] and len(blocks) == 6
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    done = subprocess.run(["bash", "-euc", "\n".join(blocks[1:])], cwd=tmp_path, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.returncode == 0 and done.stdout.endswith(printed), done.stdout + done.stderr
+    reports = tmp_path / "course-a" / "reports"
+    assert all((reports / f"{name}.html").stat().st_size > 1000 for name in ("ada", "bert", "cleo"))
