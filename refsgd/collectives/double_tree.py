@@ -13,20 +13,12 @@ Computing 35(12), 2009, section 3.  NCCL 2.4 uses it, with this numbering of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.collectives.half import plus
-from refsgd.collectives.parts import Part, Total, chunks
-from refsgd.effects import Array, Compute, Program, Recv, Send
-
-
-class Place(NamedTuple):
-    """The place of a rank in one of the trees; the root has no parent."""
-
-    parent: int | None
-    children: list[int]
+from refsgd.collectives.parts import chunks
+from refsgd.collectives.tree import Place, climb, descend
+from refsgd.effects import Array, Program
 
 
 def parent(i: int, n: int) -> int | None:
@@ -54,25 +46,6 @@ def places(me: int, n: int) -> list[Place]:
         trees.append(Place(None if above is None else rank[above],
                            [rank[j] for j in range(n) if parent(j, n) == i]))
     return trees
-
-
-def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Add the children's sums and pass the result to the parent; the sum over this rank's subtree."""
-    for child in place.children:
-        _, (other,) = yield Recv(Part, src=peers[child])
-        x = yield Compute(plus, x, other, kind="reduction")
-    if place.parent is not None:
-        yield Send(peers[place.parent], Part(x))
-    return x
-
-
-def descend(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
-    """Take the sum from the parent (the root has it as x) and pass it to the children."""
-    if place.parent is not None:
-        _, (x,) = yield Recv(Total, src=peers[place.parent])
-    for child in place.children:
-        yield Send(peers[child], Total(x))
-    return x
 
 
 def double_tree_allreduce(me: int, peers: Sequence[str], x: Array, pieces: int = 8) -> Program[Array]:

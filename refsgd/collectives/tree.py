@@ -11,10 +11,18 @@ Thakur, Rabenseifner and Gropp, "Optimization of collective communication operat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from refsgd.collectives.half import plus
 from refsgd.collectives.parts import Part, Total
 from refsgd.effects import Array, Compute, Program, Recv, Send
+
+
+class Place(NamedTuple):
+    """The place of a rank in a tree; the root has no parent."""
+
+    parent: int | None
+    children: list[int]
 
 
 def children(i: int, n: int) -> list[int]:
@@ -25,6 +33,31 @@ def children(i: int, n: int) -> list[int]:
     """
     lowest = i & -i or n
     return [i + (1 << k) for k in range(n.bit_length()) if 1 << k < lowest and i + (1 << k) < n]
+
+
+def place(me: int, n: int, root: int) -> Place:
+    """The place of a rank in the tree with this root."""
+    i = (me - root) % n
+    return Place(((i & i - 1) + root) % n if i else None, [(child + root) % n for child in children(i, n)])
+
+
+def climb(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
+    """Add the children's sums and pass the result to the parent; the sum over this rank's subtree."""
+    for child in place.children:
+        _, (other,) = yield Recv(Part, src=peers[child])
+        x = yield Compute(plus, x, other, kind="reduction")
+    if place.parent is not None:
+        yield Send(peers[place.parent], Part(x))
+    return x
+
+
+def descend(place: Place, peers: Sequence[str], x: Array) -> Program[Array]:
+    """Take the sum from the parent (the root has it as x) and pass it to the children."""
+    if place.parent is not None:
+        _, (x,) = yield Recv(Total, src=peers[place.parent])
+    for child in place.children:
+        yield Send(peers[child], Total(x))
+    return x
 
 
 def reduce(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Array]:
@@ -41,14 +74,7 @@ def reduce(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Ar
     -------
     ndarray, (d,)
     """
-    n = len(peers)
-    i = (me - root) % n
-    for child in children(i, n):
-        _, (other,) = yield Recv(Part, src=peers[(child + root) % n])
-        x = yield Compute(plus, x, other, kind="reduction")
-    if i:
-        yield Send(peers[((i & i - 1) + root) % n], Part(x))
-    return x
+    return (yield from climb(place(me, len(peers), root), peers, x))
 
 
 def broadcast(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program[Array]:
@@ -66,13 +92,8 @@ def broadcast(me: int, peers: Sequence[str], x: Array, root: int = 0) -> Program
     ndarray, (d,)
         The root's vector.
     """
-    n = len(peers)
-    i = (me - root) % n
-    if i:
-        _, (x,) = yield Recv(Total, src=peers[((i & i - 1) + root) % n])
-    for child in reversed(children(i, n)):
-        yield Send(peers[(child + root) % n], Total(x))
-    return x
+    parent, nearest_first = place(me, len(peers), root)
+    return (yield from descend(Place(parent, nearest_first[::-1]), peers, x))
 
 
 def tree_allreduce(me: int, peers: Sequence[str], x: Array) -> Program[Array]:
