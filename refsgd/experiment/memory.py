@@ -53,8 +53,7 @@ def of_nodes(e: Experiment) -> dict[str, Prediction]:
 
 
 def of_roles(e: Experiment) -> dict[str, Prediction]:
-    """Bytes of the fullest node of each role, by the name of a metric: ``memory_worker``, ``memory_server``,
-    ``memory_stage``."""
+    """Bytes of the fullest node of each role, by metric: ``memory_worker``, ``_server``, ``_stage``."""
     kind = roles(e.deploy())
     found: dict[str, Prediction] = {}
     for node, p in of_nodes(e).items():
@@ -66,12 +65,10 @@ def of_roles(e: Experiment) -> dict[str, Prediction]:
 
 
 def of_processes(e: Experiment, run: Run, runtime: str) -> dict[str, float]:
-    """Bytes of each process of a finished run: its nodes, and the parameters that they keep for the history.
-
-    Messages in shared memory belong to no process.
-    """
+    """Bytes of each process of a finished run: its nodes, and the parameters kept for the history."""
     host, found = Network(e.machine, e.deploy()).host, dict[str, float]()
     for node, p in of_nodes(e).items():
+        # messages in shared memory belong to no process
         apart = sum(p.terms.get(term, 0.0) for term in ("gradients", "buffers") if runtime == "processes")
         found[host[node]] = found.get(host[node], 0.0) + p.value - apart
     for mark in run.trace.marks("update"):
@@ -80,8 +77,7 @@ def of_processes(e: Experiment, run: Run, runtime: str) -> dict[str, float]:
 
 
 def in_words(used: Mapping[str, Any]) -> str:
-    """What a process has used, with its growth since the start, and what that should be, where both are
-    known."""
+    """What a process has used, with its growth since the start and what that should be, if known."""
     grown = ""
     if used.get("grown") is not None and used.get("predicted") is not None:
         grown = f" (grown by {used['grown'] / 1e6:.1f}, predicted {used['predicted'] / 1e6:.1f})"
@@ -90,8 +86,7 @@ def in_words(used: Mapping[str, Any]) -> str:
 
 
 def with_sizes(e: Experiment, found: Figures) -> Figures:
-    """The same metrics, if any, with the memory of each role, and how uneven the servers' parts are, unless
-    they are equal."""
+    """The same metrics, if any, with the memory of each role, and how uneven the servers' parts are."""
     from refsgd.theory import Prediction
 
     if found:
@@ -158,7 +153,8 @@ def _of_stages(e: Experiment) -> list[Prediction]:
         if e.name != "pipedream":
             m = max(1, min(int(options.get("micro", 4 if e.name == "gpipe" else 1)), batch))
             kept = min(m, flight) if options.get("passes") == "1f1b" and chunks == 1 else m
-            held = sum(stage.held(rows) for stage in own for rows in _divided(batch, m)[:kept])
+            rows = [batch * (j + 1) // m - batch * j // m for j in range(kept)]
+            held = sum(stage.held(each) for stage in own for each in rows)
             # While the last micro-batch goes back, there are the gradient of the step before, the sum so far,
             # the part before, and the blocks' gradients beside the vector into which they are joined.
             beside = (steps > 1) + min(m - 1, 2) + any(len(stage.blocks) > 1 for stage in own)
@@ -170,11 +166,6 @@ def _of_stages(e: Experiment) -> list[Prediction]:
                                versions=min(versions, steps), optimiser=optimiser, working=update)
             found.append(_with(one, {"between layers": crossing * batch}))
     return found
-
-
-def _divided(examples: int, micro: int) -> list[int]:
-    """Examples of each micro-batch."""
-    return [examples * (j + 1) // micro - examples * j // micro for j in range(micro)]
 
 
 def _with(found: Prediction, more: Mapping[str, float]) -> Prediction:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -199,7 +200,7 @@ def carry_out(options: RunOptions) -> Result:
         from refsgd.runtimes.processes.monitor import Monitor
 
         watch = Monitor()
-    with records_of(options, experiment, start) as records, \
+    with closing(records_of(options, experiment, start)) as records, \
             on_request(records.flush if options.checkpoint is not None else None):
         finished = perform(experiment, options.runtime, records, options.faults, options.on_death,
                            watch.start if watch else None, OBSERVED if options.evaluations else 0)

@@ -70,18 +70,15 @@ CANDIDATES = (
     Candidate("easgd", {"period": 4}, True),
     Candidate("gosgd", {"p": 0.1}), Candidate("adpsgd", {}), Candidate("dpsgd", {}), Candidate("sgp", {}))
 
-
 #: groups by what gradients are computed on: strategies of one group differ in time, not in their state after
 #: a given number of updates
 GROUPS = {"one model": ("bsp", "backup-workers", "allreduce", "zero", "gpipe"),
           "stale gradients": ("asp", "ssp"), "compressed": ("dgc",),
           "replicas": ("easgd", "local-sgd", "gosgd", "adpsgd", "dpsgd", "sgp")}
 
-
 #: why a pass may improve accuracy less than one of synchronous SGD, by group
 COSTS = {"stale gradients": "it applies stale gradients",
          "compressed": "it delays or rounds parts of each gradient", "replicas": "its replicas differ"}
-
 
 #: PyTorch's counterpart, by algorithm or codec; for others nothing is built in
 PYTORCH = {
@@ -101,29 +98,21 @@ PYTORCH = {
     "local-sgd": "torch.distributed.optim.PostLocalSGDOptimizer with PeriodicModelAverager(period={period}), "
                  "and post_localSGD_hook on DDP"}
 
-
 #: the fastest of each is worth trying; there are several kinds of replicas because they learn differently
 TRIES = (*(members for name, members in GROUPS.items() if name != "replicas"), ("local-sgd",), ("easgd",),
          ("gosgd", "adpsgd", "dpsgd", "sgp"))
 
-
 STALE = Evidence("jia2020", "figure7", "asynchronous accuracy falls from 4 to 12 workers",
                  "equal updates of each worker")
-
-
 DRIFT = Evidence("ko2021", "table3", "SSP with s = 10, EASGD and GoSGD fall with the number of workers",
                  "equal passes over the images in all")
-
-
 FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the number of workers",
                 "equal passes over the images in all", False)
-
 
 #: the studies' findings about an algorithm's accuracy
 EVIDENCE: dict[str, tuple[Evidence, ...]] = {
     "bsp": (FLAT,), "asp": (STALE, FLAT), "adpsgd": (FLAT,), "ssp": (STALE,), "easgd": (DRIFT,),
     "gosgd": (DRIFT,)}
-
 
 #: metrics of a strategy by the names of their closed forms
 SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds", "idle": "idle_ratio",
@@ -204,8 +193,7 @@ LONGEST = 100
 
 
 class Plan:
-    """A candidate on a cluster: a run of at most `most` steps, its predicted metrics, and the time of a
-    pass."""
+    """A candidate on a cluster: a run of at most `most` steps with its metrics, and the time of a pass."""
 
     def __init__(self, candidate: Candidate, case: Case, most: int = LONGEST) -> None:
         self.candidate, self.case = candidate, case
@@ -245,7 +233,9 @@ class Plan:
             return {}
         drawn = self.servers > 0 and bool(c.exchange) and any(time.family != "fixed" for time in times)
         if drawn:
-            fixed = [self.slowest if c.algorithm == "bsp" else time.mean for time in times]
+            fixed = [time.mean for time in times]
+            if c.algorithm == "bsp":
+                fixed = [mean_of_maximum(times)] * len(times)
             machine = machine.with_(speeds=(), compute=tuple(Distribution("fixed", (t,)) for t in fixed))
         try:
             found = theory.predict(c.algorithm, machine, workers=case.workers, servers=max(self.servers, 1),
@@ -304,11 +294,6 @@ class Plan:
         """A metric."""
         return float(self.metrics[key].value)
 
-    @cached_property
-    def slowest(self) -> float:
-        """Mean seconds of the slowest of the workers' gradients."""
-        return mean_of_maximum(self.case.times)
-
     def binding(self) -> str:
         """The largest cause of idleness; "nothing" if none takes 2 % of the time."""
         step = self.metrics["seconds_per_iteration"]
@@ -336,8 +321,7 @@ class Plan:
                 if busiest >= 1 else "")
 
     def memory(self) -> float:
-        """Bytes of the fullest node: a worker with one model in transit, and the server if it is
-        co-located."""
+        """Bytes of the fullest node: a worker with one model in transit, and its server if co-located."""
         case = self.case
         kept = 2 if "compress" in self.candidate.exchange else 1  # with what its messages have left out
         worker = float(memory.worker(case.parameters, case.activations, max(case.batches, default=case.batch),

@@ -148,12 +148,12 @@ def loopback() -> Iterator[Finding]:
                                           timeout=2) as one, server.accept()[0] as other:
                 one.sendall(b"x")
                 other.settimeout(2)
-                works = other.recv(1) == b"x"
+                other.recv(1)
     except OSError as error:
         yield Finding("loopback", MISSING, f"127.0.0.1: {error}",
                       "--runtime tcp will not work: check the firewall (or: ip link set lo up)")
         return
-    yield Finding("loopback", OK if works else MISSING, "127.0.0.1 connects")
+    yield Finding("loopback", OK, "127.0.0.1 connects")
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (cores, memory, starting, clock, loopback,

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from refsgd.effects import Deployment, roles
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.execution.elastic import Attempt, Attempts
-from refsgd.experiment.execution.resume import Records, halted, standing
+from refsgd.experiment.execution.resume import Records, file_of, halted, standing
 from refsgd.experiment.options import pipelines
 from refsgd.experiment.prepare import Experiment
 from refsgd.problems.chain import Rows
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.faults import Fault, Halted, parse, survives_workers
 from refsgd.runtimes.faulty import Faulty
+from refsgd.runtimes.replay import ReplayError
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
 
@@ -88,11 +90,13 @@ def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: s
     number, deploy, machine, seed, faults, _ = attempt
     beginning, role, steps = None, roles(deploy()), records.steps(number)
     if steps is not None:
-        with records.blamed(number):
+        try:
             if on_death in ("shrink", "restart") and records.has_ended(number):
                 records.begin(number, role, steps)
                 raise halted(deploy, steps)
             beginning, steps = standing(deploy, steps)
+        except ReplayError as error:
+            raise ReplayError(f"{file_of(Path(records.place), number)}: {error}") from error.__cause__
     journal = records.begin(number, role, steps or {})
     if runtime == "mpi":
         from refsgd.runtimes.processes import mpi

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from refsgd.effects import Died, Factory
@@ -132,31 +131,22 @@ def halted(factory: Factory, steps: Steps) -> Halted:
 
 
 class Following:
-    """Checks the events of a repeated run against its record, as far as the record goes.
+    """Checks the events of a repeated run against its record at `place`; at its end, calls `caught_up`."""
 
-    `caught_up` is called once, at the record's end; `place` names the record in errors.
-    """
-
-    def __init__(self, steps: Steps, place: str | Path, caught_up: Callable[[], None]) -> None:
-        self._rows = {node: iter(rows) for node, rows in steps.items()}
-        self._place, self._caught_up = place, caught_up
-        self._left, self._at = sum(map(len, steps.values())), dict.fromkeys(steps, 0)
-        if not self._left:
-            caught_up()
+    def __init__(self, steps: Steps, place: Path, caught_up: Callable[[], None]) -> None:
+        self._rows = {node: enumerate(rows) for node, rows in steps.items()}
+        self._place, self._caught_up, self._left = place, caught_up, sum(map(len, steps.values()))
 
     def __call__(self, event: Event) -> None:
         """Compare an event with the record of its node."""
-        if not self._left:
-            return
-        recorded = next(self._rows.get(event.node, iter(())), None)
+        step, recorded = next(self._rows.get(event.node, iter(())), (0, None))
         if recorded is None:
             return
         told, expected = row_of(event), row_of(recorded)
         if told != expected and json.loads(json.dumps(told)) != expected:
             raise ReplayError(
-                f"{self._place}: {event.node}, step {self._at[event.node]}: recorded {expected}, but the "
-                f"program gives {told}; expected the same library version, data and processor type")
-        self._at[event.node] += 1
+                f"{self._place}: {event.node}, step {step}: recorded {expected}, but the program "
+                f"gives {told}; expected the same library version, data and processor type")
         self._left -= 1
         if not self._left:
             self._caught_up()
@@ -205,7 +195,7 @@ class Records:
             if self.folder is not None:
                 self.journals[0].move(file_of(self.folder / NAME, attempt))
 
-        if not steps:
+        if not any(steps.values()):
             caught_up()
             return told, lambda: None
         following = Following(steps, file_of(Path(self.place), attempt), caught_up)
@@ -261,14 +251,6 @@ class Records:
             raise Usage(f"the record {path} cannot be written ({error.strerror}); expected the name of a "
                         "file that you may write") from None
 
-    @contextlib.contextmanager
-    def blamed(self, attempt: int) -> Iterator[None]:
-        """Make errors name the record of the repeated attempt."""
-        try:
-            yield
-        except ReplayError as error:
-            raise ReplayError(f"{file_of(Path(self.place), attempt)}: {error}") from error.__cause__
-
     def flush(self) -> None:
         """Flush the record to the disk now."""
         for journal in self.journals:
@@ -283,13 +265,6 @@ class Records:
         """Close the files."""
         while self.journals:
             self.journals.pop().close()
-
-    def __enter__(self) -> Records:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        self.close()
 
 
 @contextlib.contextmanager
