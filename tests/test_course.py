@@ -1,5 +1,6 @@
 """The course kit: its links lead somewhere, its guide covers the course, and its commands do what it says."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -56,6 +57,32 @@ def test_the_plans_name_only_homework_that_exists():
     assert named and named <= {folder[0] for folder in HOMEWORK}
     for path in TUTORIALS:
         assert plans.count(f"<../tutorials/{path.stem}>") >= 2, path.stem  # in the list, and in some plan
+
+
+def exam():
+    """The text of the questions and of the answers by number, and the functions that compute their numbers."""
+    questions = dict(re.findall(r"^\*\*(\d+)\.\*\* (.*)$", (COURSE / "exam.md").read_text(), re.M))
+    answers = dict(re.findall(r"^:::\{dropdown\} (\d+)\. [^\n]*\n(.*?)\n:::$", (COURSE / "exam-answers.md").read_text(), re.M | re.S))
+    spec = importlib.util.spec_from_file_location("exam_numbers", COURSE / "exam_numbers.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return questions, answers, module.NUMBERS
+
+
+def test_each_exam_question_has_a_level_minutes_and_an_answer():
+    questions, answers, _ = exam()
+    assert list(questions) == list(answers) == [str(n) for n in range(1, len(questions) + 1)] and len(questions) >= 30
+    found = [re.match(r"\((know|apply|analyse), (\d+) min\) ", text) for text in questions.values()]
+    assert all(found) and {m[1] for m in found} == {"know", "apply", "analyse"}
+    assert f"{len(questions)} questions, {sum(int(m[2]) for m in found)} minutes" in (COURSE / "exam.md").read_text()
+    assert f"{len(questions)} questions" in (COURSE / "index.md").read_text()
+
+
+def test_numbers_of_the_exam_answers_are_those_that_the_library_computes():
+    _, answers, numbers = exam()
+    printed = {int(n): tuple(re.findall(r"\*\*(.+?)\*\*", text)) for n, text in answers.items()}
+    assert {n: said for n, said in printed.items() if said} == {n: compute() for n, compute in numbers.items()}
+    assert len(numbers) > 20
 
 
 @pytest.mark.slow
