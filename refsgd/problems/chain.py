@@ -163,19 +163,8 @@ class Chain:
     def cut(self, stages: int, how: str = "balance") -> list[int]:
         """After how many blocks each stage but the last ends.
 
-        Parameters
-        ----------
-        stages : int
-        how : str
-            ``balance``: the slowest stage takes the least time, and of such cuts those that the fewest bytes
-            cross; ``mincut``: the fewest bytes cross; or the ends of the stages themselves, ``3,7,11``.
-
-        Returns
-        -------
-        list of int
-
-        Examples
-        --------
+        With ``balance`` the slowest stage takes the least time, and of such cuts it is one that the fewest
+        bytes cross; ``mincut``: the fewest bytes cross; or the ends of the stages themselves, ``3,7,11``.
         Three blocks that take 1, 1 and 2 s, with 8 and 4 bytes between them:
 
         >>> blocks = [Block(name, slice(0, 0), work, size, None, None)

@@ -34,20 +34,14 @@ scaling.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from refsgd.algorithms.parts import Objective, names
+from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.portions import Crew, dismiss, evaluate, worker
 from refsgd.algorithms.server.vector_shards import OLD_G, OLD_X, PAIRS, G, P, X, combine, dot, parameter_shard
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import chunks
 from refsgd.effects import Deployment, Node, Program
-
-
-class Finite(Objective, Protocol):
-    """An objective over data that end."""
-
-    describe: dict[str, Any]  #: "steps_per_epoch": how many gradients cover the data once
 
 
 def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, sgd: SGD, portions: int,
@@ -92,14 +86,15 @@ def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]], rat
         yield from combine(shards, P, 1, P, alpha[s] - beta, s)  # p = p + (alpha_i - beta) s_i
 
 
-def sandblaster(problem: Finite, workers: int, steps: int, sgd: SGD, servers: int = 1, *,
+def sandblaster(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1, *,
                 portions: int | None = None, history: int = 5) -> Deployment:
     """Deploy L-BFGS.
 
     Parameters
     ----------
-    problem : Finite
-        Portion i of the batch is `gradient(x, 0, i)`, with weight `images(0, i)`.
+    problem : Objective
+        Portion i of the batch is `gradient(x, 0, i)`, with weight `images(0, i)`; its description may have
+        `steps_per_epoch`, how many gradients cover the data once.
     steps : int
         Steps of L-BFGS, >= 0; it stops earlier if the slope is 0.
     sgd : SGD
