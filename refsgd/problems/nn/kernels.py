@@ -100,9 +100,10 @@ carray: Any = numba.carray  # type: ignore[attr-defined]
 
 _HALF = ROWS // 2
 _tile_full, _tile_half, _tile_row = make_tile(ROWS), make_tile(_HALF), make_tile(1)
-_SPARSE_ROWS, _SPARSE_VECTORS = 5, 4
+# The width decides in which order a pixel's gradients are added: it is that of every processor.
+_SPARSE_ROWS, SPARSE = 5, 32
 _sparse_one, _sparse_rows = (make_sparse(rows, 1, inputs=False) for rows in (1, _SPARSE_ROWS))
-_sparse_both, SPARSE = make_sparse(1, _SPARSE_VECTORS, inputs=True), _SPARSE_VECTORS * LANES
+_sparse_both = make_sparse(1, SPARSE // LANES, inputs=True)
 
 PANEL = LANES * VECTORS
 CHUNK = 240  # positions of a product: their patches and a panel stay in the cache
