@@ -74,7 +74,7 @@ class Parallel:
     def _attempt(self, k: int, x: Array, images: Array, labels: Array, weight: float,
                  g: Vector | None = None) -> Any:
         try:
-            return self.replicas[k]._weighted(x, images, labels, weight, g=g)
+            return self.replicas[k].gradient(x, images, labels, weight=weight, out=g)
         except Exception as error:
             return error
 

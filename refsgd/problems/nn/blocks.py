@@ -11,9 +11,8 @@ import numpy as np
 
 from refsgd.problems.chain import Block, Rows
 from refsgd.problems.nn import reference
-from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array
-from refsgd.problems.nn.memory import Field, held
+from refsgd.problems.nn.memory import Field, Frame, held
 from refsgd.problems.nn.net import Leaf, Net
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -12,6 +13,16 @@ _LINE = 64  # bytes of a cache line
 
 #: an address, and the strides from one image, row and pixel to the next, in bytes
 Place = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The arguments and the mode of one call, which every step receives."""
+
+    x: int  #: address of the parameters (float32, d of them)
+    g: int  #: address of their gradient, which is added to; 0 without a backward pass
+    fixed: bool = False  #: batch norm uses its last statistics, and dropout keeps everything
+    key: int | None = None  #: chooses what dropout drops, 0 to 2**64 - 1; None: nothing
 
 
 def zeros(*shape: int) -> Array:
@@ -30,28 +41,27 @@ class Room:
         self.free_after = -1  # the last step that uses it
         self.data = zeros(0)
 
-    def allocate(self, images: int) -> None:
-        """Allocate memory if there is not enough."""
+    def allocate(self, images: int) -> Array:
+        """Its memory, anew if there is not enough."""
         if self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
+        return self.data
 
 
 class Field:
     """Memory of one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
 
     ``shape`` is that of one image without its border; a row of features is one pixel.  ``place`` is that of
-    the first pixel inside the border of the image last passed to `seek`, ``corner`` the address of the first
-    pixel of its border.
+    the first pixel inside the border of the first image, ``corner`` the address of its border.
     """
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape if len(shape) == 3 else (1, 1, *shape)
         self.pad = 0
-        self.dirty = False  # whether some step writes into the border
         self.of: Field | None = None  # the field whose memory this one shares
         self.room: Room | None = None  # memory shared with others
         self.data = zeros(0)
-        self._begin = self.corner = 0
+        self.corner = 0
         self.place: Place = (0, 0, 0, 0)
 
     @property
@@ -65,18 +75,12 @@ class Field:
         if self.of is not None:
             self.data = self.of.data
         elif self.room is not None:
-            self.room.allocate(images)
-            self.data = self.room.data
+            self.data = self.room.allocate(images)
         elif self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
-        self._begin = self.data.ctypes.data
-        self.seek(0)
-
-    def seek(self, image: int) -> None:
-        """Set the place to one image and those after it."""
         pixel = 4 * self.shape[2]
         row = (self.shape[1] + 2 * self.pad) * pixel
-        self.corner = self._begin + image * 4 * self.floats
+        self.corner = self.data.ctypes.data
         self.place = (self.corner + self.pad * (row + pixel), 4 * self.floats, row, pixel)
 
     def at(self, row: int, column: int, stride: int = 1) -> Place:
@@ -84,17 +88,10 @@ class Field:
         first, image, down, right = self.place
         return first + row * down + column * right, image, stride * down, stride * right
 
-    @property
-    def as_columns(self) -> Place:
-        """The place of the images as columns of one row of one image."""
-        first, image, _, _ = self.place
-        return first, 0, 0, image
-
     def images(self, b: int) -> Array:
-        """What it holds of so many images from the last `seek` on, without borders: a view."""
+        """The first b images without borders: a view."""
         (height, width, c), pad = self.shape, self.pad
-        first = (self.corner - self._begin) // 4
-        whole = self.data[first : first + b * self.floats].reshape(b, height + 2 * pad, width + 2 * pad, c)
+        whole = self.data[: b * self.floats].reshape(b, height + 2 * pad, width + 2 * pad, c)
         return whole[:, pad : pad + height, pad : pad + width]
 
     def need(self, pad: int) -> None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from refsgd.problems.layers import LayerByLayer, Part, Steps, at_once
 from refsgd.problems.nn import reference
-from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape
 from refsgd.problems.nn.layers import Dropout, softmax_cross_entropy
+from refsgd.problems.nn.memory import Frame
 
 if TYPE_CHECKING:
     from refsgd.problems.nn.plan import Plan
@@ -140,33 +140,27 @@ class Net:
                 block[:] = random.uniform(-(fan_in**-0.5), fan_in**-0.5, block.size)
         return x
 
-    def gradient(self, x: Array, images: Array, labels: Array,
-                 key: int | None = None) -> tuple[float, Vector]:
-        """Mean loss over a batch and its gradient, a new float32 array (d,); zeros for no images.
+    def gradient(self, x: Array, images: Array, labels: Array, key: int | None = None,
+                 weight: float = 1.0, out: Vector | None = None) -> tuple[float, Vector]:
+        """Mean loss over a batch and its gradient, a new float32 array (d,) or ``out``; zeros for no images.
 
         ``x`` is float32 (d,), ``images`` float32 (b, H, W, C), ``labels`` are integers (b,). ``key`` chooses
-        what dropout drops; without one, nothing is dropped. Raises ValueError for other types and shapes, and
-        FloatingPointError if the loss is not finite, naming the first layer with such an output.
+        what dropout drops; without one, nothing is dropped. Both results are multiplied by ``weight``: these
+        images' share of a larger batch. Raises ValueError for other types and shapes, and FloatingPointError
+        if the loss is not finite, naming the first layer with such an output.
         """
-        return self._weighted(x, images, labels, 1.0, key)
-
-    def _weighted(self, x: Array, images: Array, labels: Array, weight: float, key: int | None = None,
-                  g: Vector | None = None) -> tuple[float, Vector]:
-        """`gradient` times ``weight``, written to ``g`` if given: these images' share of a larger batch's."""
         images, labels = self._checked(x, images, labels)
-        if g is None:
-            g = np.zeros(self.parameters, np.float32)
-        else:
-            g.fill(0)
-        b = len(images)
+        if out is not None:
+            out.fill(0)
+        g, b = np.zeros(self.parameters, np.float32) if out is None else out, len(images)
         if b == 0:
             return 0.0, g
         if not reference.has_kernels():
-            loss, g[:] = self._finite(x, images, self.reference_gradient(x, images, labels, key))
+            loss, g[:] = self.reference_gradient(x, images, labels, key)
             g *= np.float32(weight)
+            self._finite(x, images, loss)
             return loss * weight, g
-        frame = Frame(x.ctypes.data, g.ctypes.data, key=key)
-        share, loss = np.float32(weight / b), 0.0
+        frame, share, loss = Frame(x.ctypes.data, g.ctypes.data, key=key), np.float32(weight / b), 0.0
         with self._planned(keep=True) as plan:
             chunk = plan.chunk or b
             plan.reserve(min(b, chunk))
@@ -175,7 +169,7 @@ class Net:
                 plan.forward(images[part], frame)
                 loss += plan.loss(labels[part], share, self.loss)[0]
                 plan.run_back(plan.steps, part.stop - k, frame)
-        self._finite(x, images, (loss / b, g))
+        self._finite(x, images, loss / b)
         return loss * weight / b, g
 
     def layered(self, images: Array, labels: Array, key: int | None = None) -> LayerByLayer:
@@ -287,14 +281,6 @@ class Net:
         """FLOPs of a gradient of b images, counting a backward pass as two forward passes."""
         return 3 * b * sum(part.work for part in self.parts)
 
-    def memory(self, b: int) -> int:
-        """Bytes for training with batches of b images: parameters, activations and their gradients.
-
-        The kernels take at most 1.2 times that: borders and scratch cost memory, relu and pooling that are
-        fused with their convolution save it.
-        """
-        return 2 * (4 * self.parameters + b * sum(row.activation_bytes for row in self.describe()))
-
     def held(self, b: int) -> int:
         """Bytes besides parameters and gradient that `gradient` of b images keeps, by its plan."""
         if not reference.has_kernels():
@@ -340,11 +326,10 @@ class Net:
         finally:
             idle.append(plan)
 
-    def _finite(self, x: Array, images: Array, found: tuple[float, Vector]) -> tuple[float, Vector]:
-        """A loss and its gradient; raises if the loss is not finite."""
-        if not np.isfinite(found[0]):
-            raise FloatingPointError(self._diagnosis(x, images, found[0]))
-        return found
+    def _finite(self, x: Array, images: Array, loss: float) -> None:
+        """Raise if a loss is not finite."""
+        if not np.isfinite(loss):
+            raise FloatingPointError(self._diagnosis(x, images, loss))
 
     def _diagnosis(self, x: Array, images: Array, loss: float) -> str:
         """Where the first non-finite number appears."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from refsgd.problems.nn import elementwise
 from refsgd.problems.nn.branches import Concat, Residual
-from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layer import Array, Layer, Shape
 from refsgd.problems.nn.layers import (
     BatchNorm,
@@ -28,7 +27,7 @@ from refsgd.problems.nn.layers import (
     Tanh,
     softmax_cross_entropy,
 )
-from refsgd.problems.nn.memory import Buffer, Field, Room, Scratch, held
+from refsgd.problems.nn.memory import Buffer, Field, Frame, Room, Scratch, held
 from refsgd.problems.nn.pointwise import (
     AddStep,
     AverageStep,

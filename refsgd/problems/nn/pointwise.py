@@ -6,9 +6,8 @@ from math import prod
 import numpy as np
 
 from refsgd.problems.nn import elementwise
-from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layers import BatchNorm, Dropout, MaxPool, Sigmoid, Tanh
-from refsgd.problems.nn.memory import Buffer, Field, Place, Scratch, zeros
+from refsgd.problems.nn.memory import Buffer, Field, Frame, Place, Scratch, zeros
 from refsgd.problems.nn.steps import NO_FLOOR, RELU, Step
 
 

@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refsgd.problems.nn import elementwise, kernels
-from refsgd.problems.nn.frame import Frame
 from refsgd.problems.nn.layers import Conv
-from refsgd.problems.nn.memory import Buffer, Field, Place, Scratch, zeros
+from refsgd.problems.nn.memory import Buffer, Field, Frame, Place, Scratch, zeros
 
 Offsets = NDArray[np.int64]
 Lists = tuple[Any, ...]
