@@ -15,7 +15,7 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment.compare import HARD
 from refsgd.experiment.options.pipelines import staged
-from refsgd.experiment.prepare import DEFAULT_BATCH, DEFAULT_EPOCHS, DEFAULT_LR, DEFAULT_MOMENTUM, options_of
+from refsgd.experiment.prepare import DEFAULT_EPOCHS, Training, options_of
 
 
 def accuracies(name: str, seeds: range, **arguments: object) -> np.ndarray:
@@ -47,7 +47,7 @@ def main() -> None:
             print(f"| `{name}` | " + " | ".join(f"{mean:.1%}" for mean in found) + " |", flush=True)
         return
     print(
-        f"batch {DEFAULT_BATCH}, learning rate {DEFAULT_LR}, momentum {DEFAULT_MOMENTUM}, {DEFAULT_EPOCHS} "
+        f"batch {Training.batch}, learning rate {Training.lr}, momentum {Training.momentum}, {DEFAULT_EPOCHS} "
         f"epochs, {len(seeds)} seeds\n")
     print("| algorithm | options | 4 workers: mean | lowest | 8 workers, by label: mean | lowest |")
     print("|---|---|---|---|---|---|")

@@ -22,7 +22,7 @@ import numpy as np
 import refsgd
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment
-from refsgd.experiment.prepare import default_net
+from refsgd.experiment.options.problems import default_net
 from refsgd.experiment.result import Result
 from refsgd.experiment.run import run
 from refsgd.problems.data.sets import user_cache

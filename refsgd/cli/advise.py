@@ -25,7 +25,8 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
 from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import counted, flops, nbytes
-from refsgd.experiment.prepare import Usage, check_net
+from refsgd.experiment.options.problems import check_net
+from refsgd.experiment.prepare import Usage
 
 if TYPE_CHECKING:
     from refsgd.experiment.advice.advise import Advice

@@ -11,7 +11,8 @@ import argparse
 import warnings
 
 from refsgd.cli.outputs import write
-from refsgd.experiment.prepare import Usage, check_net
+from refsgd.experiment.options.problems import check_net
+from refsgd.experiment.prepare import Usage
 
 
 def options(p: argparse.ArgumentParser) -> None:

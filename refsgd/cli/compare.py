@@ -14,7 +14,8 @@ from refsgd.cli import outputs
 from refsgd.cli.options import arguments_of, common, number
 from refsgd.experiment.arguments import catalogued
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS, compare
-from refsgd.experiment.prepare import DEFAULT_DATA, Usage
+from refsgd.experiment.options.problems import DEFAULT_DATA
+from refsgd.experiment.prepare import Usage
 
 
 def options(p: argparse.ArgumentParser) -> None:

@@ -22,15 +22,9 @@ from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, s
 from refsgd.experiment.execution.perform import RUNTIMES
 from refsgd.experiment.options.architectures import ARCHITECTURES, named
 from refsgd.experiment.options.exchanges import TAKES
+from refsgd.experiment.options.problems import default_net
 from refsgd.experiment.options.rules import OPTIMISERS
-from refsgd.experiment.prepare import (
-    DEFAULT_EPOCHS,
-    DEFAULT_MACHINE,
-    DEFAULT_STEPS,
-    Training,
-    Usage,
-    default_net,
-)
+from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, DEFAULT_STEPS, Training, Usage
 from refsgd.problems.shapes import current_name
 
 #: options that describe the machine

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from refsgd.experiment.prepare import DEFAULT_DATA, Usage, default_net
+from refsgd.experiment.options.problems import DEFAULT_DATA, default_net
+from refsgd.experiment.prepare import Usage
 from refsgd.experiment.result import Result
 
 PIPE = 140  #: columns of a table without a terminal

@@ -27,8 +27,7 @@ class Usage(ValueError):
 
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
-    """The algorithm's own options: the keyword-only parameters of its deployment function, with resolved
-    types."""
+    """The algorithm's own options: keyword-only parameters of its deployment function, types resolved."""
     hints = typing.get_type_hints(function)
     return {name: p.replace(annotation=hints.get(name, p.annotation))
             for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}

@@ -36,18 +36,12 @@ def of_nodes(e: Experiment) -> dict[str, Prediction]:
     kind, rank = roles(deployment), ranks(deployment)
     servers = [node for node in deployment if kind[node] == "server"]
     found = dict(zip(servers, _of_servers(e, len(servers)), strict=True))
-    staged = _of_stages(e) if pipelines.staged(e.function, e.options) else []
-    by_batch: dict[int, Prediction] = {}
+    stages = _of_stages(e) if pipelines.staged(e.function, e.options) else []
+    batches = e.batches
+    by_batch = {} if stages else {batch: _of_worker(e, batch) for batch in set(batches)}
     for node in deployment:
-        if kind[node] == "server":
-            continue
-        if staged:
-            found[node] = staged[rank[node] // e.replicas]
-            continue
-        batch = e.batches[rank[node]]
-        if batch not in by_batch:
-            by_batch[batch] = _of_worker(e, batch)
-        found[node] = by_batch[batch]
+        if kind[node] != "server":
+            found[node] = stages[rank[node] // e.replicas] if stages else by_batch[batches[rank[node]]]
     return {node: replace(p, kind="approximation", terms={k: v for k, v in p.terms.items() if v},
                           assumptions=TOLD) for node, p in found.items()}
 

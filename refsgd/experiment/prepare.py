@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -18,7 +17,6 @@ from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.placement import grouped
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
-from refsgd.cluster.units import counted
 from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment import memory
 from refsgd.experiment.arguments import (
@@ -29,18 +27,14 @@ from refsgd.experiment.arguments import (
     check_kind,
     check_length,
     check_options,
-    check_problem,
     check_speeds,
     check_whole,
     options_of,
-    suggestion,
 )
 from refsgd.experiment.options import exchanges, pipelines, rules
-from refsgd.experiment.options.batches import Batch, batches_of, own_batches, text_of
-from refsgd.problems import Problem, classification, integer_gradients, quadratic
-from refsgd.problems.problem import described
-from refsgd.problems.regression import generated
-from refsgd.problems.shapes import current_name, of_net, shape_only
+from refsgd.experiment.options.batches import Batch, batches_of, text_of
+from refsgd.experiment.options.problems import DEFAULT_DATA, build_problem, default_net, own_problem
+from refsgd.problems import Problem
 
 if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
     from refsgd.theory import Figures
@@ -50,9 +44,7 @@ __all__ = ["Experiment", "Usage", "predict", "prepare"]
 #: The default machine: a small cluster with some jitter.
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001,  # type: ignore[arg-type]
                           bandwidth=50e6)
-DEFAULT_DATA = "digits"
-DEFAULT_LR = rules.OPTIMISERS["sgd"][1]
-DEFAULT_MOMENTUM, DEFAULT_BATCH, DEFAULT_EPOCHS = 0.0, 16, 5.5
+DEFAULT_EPOCHS = 5.5
 #: arguments that a record names only if they are not the defaults
 NEWER = ("optimiser", "warmup", "scale_lr", "validation")
 DEFAULT_STEPS = 20  #: where each step takes all data, which L-BFGS does
@@ -77,82 +69,6 @@ def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
 def has_servers(function: Callable[..., Deployment]) -> bool:
     """Whether a deployment function has parameter servers."""
     return "servers" in inspect.signature(function).parameters
-
-
-def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
-                  shards: str, validation: float = 0.0) -> Problem:
-    """The problem named by ``--data`` and ``--net``, with a share of the training images for validation."""
-    if shards not in ("iid", "by-label"):
-        raise Usage(f"shards {shards!r}; expected iid or by-label")
-    uneven = batch if isinstance(batch, Sequence) else ()
-    net = current_name(net)
-    if net.startswith("shapes:"):
-        if data not in ("none", DEFAULT_DATA):  # the default counts as not given
-            raise Usage(f"data {data!r} with net {net}, which cannot learn; expected none")
-        return _in_shape_only(net, batch)
-    if data == "quadratic":
-        return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
-    if data == "integers":
-        return integer_gradients(workers=workers, seed=seed, batches=uneven)
-    if data.partition(":")[0] in ("lasso", "logistic"):
-        try:
-            return generated(data, workers, batch, seed, shards == "by-label")
-        except ValueError as error:
-            raise Usage(str(error)) from None
-    from refsgd.problems.data import NAMES, load
-    from refsgd.problems.nn import nets
-
-    if data.partition(":")[0] not in NAMES:
-        raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, "
-                    f"lasso, logistic, or none with --net shapes:P{suggestion(data, NAMES)}")
-    check_net(net, ", or shapes:P for a shape-only net of P parameters")
-    dataset = load(data).hold_back(validation)
-    try:
-        built = nets.build(net, dataset.train_images.shape[1:])
-    except ValueError as error:
-        raise Usage(f"{error}; data {data} has images of shape {dataset.train_images.shape[1:]}") from None
-    return classification(dataset, built, workers, batch, seed, shards == "by-label")
-
-
-def _in_shape_only(net: str, batch: int | Sequence[int]) -> Problem:
-    """The problem of ``shapes:P`` or ``shapes:NET@PIXELS``."""
-    from refsgd.problems.nn.nets import NAMES
-
-    name = net.removeprefix("shapes:")
-    if name.isdecimal() and int(name) > 0:
-        return shape_only(int(name), batch)
-    if re.split("[:@]", name)[0] not in NAMES:
-        raise Usage(f"net {net!r}; expected shapes: and a number of parameters, at least 1, or a net, e.g. "
-                    "shapes:25557032, shapes:resnet50@224")
-    try:
-        return of_net(name, batch)
-    except ValueError as error:
-        raise Usage(str(error)) from None
-
-
-def check_net(name: str, others: str = "") -> None:
-    """Refuse an unknown net."""
-    from refsgd.problems.nn.nets import NAMES
-
-    base = name.partition(":")[0]
-    if base not in NAMES:
-        raise Usage(f"net {name!r} is unknown; expected one of {', '.join(NAMES)}{others}"
-                    + suggestion(base, NAMES))
-
-
-def own_problem(problem: Problem, name: str, workers: int, nodes: int) -> Problem:
-    """A user's problem, checked and completed; several `nodes` may have the share of one worker."""
-    check_problem(problem)
-    made = problem.describe.get("workers", workers)
-    if made != workers:
-        alone = {"sequential": " (sequential has one)", "sandblaster": " (one for all portions)"}.get(
-            name, " (one for all stages of a replica)" * (workers < nodes))
-        raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same "
-                    f"number: classification(..., workers={workers})")
-    size = int(problem.x0.size)
-    known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
-             **problem.describe, **described(own_batches(problem, workers))}
-    return replace(problem, describe=known)
 
 
 def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,8 +202,7 @@ class Experiment:
 
     @property
     def largest_message(self) -> int:
-        """An upper bound on the payload bytes of a message: a vector of every node, a few more, a margin, and
-        activations."""
+        """An upper bound on the payload bytes of a message: vectors of every node, a margin, activations."""
         return ((self.workers + self.servers + 8) * self.problem.x0.nbytes + (1 << 20)
                 + pipelines.largest(self.problem, max(self.batches)))
 
@@ -300,11 +215,11 @@ class Training:
     servers: int = 1
     steps: int | None = None
     epochs: float | None = None
-    batch: Batch = DEFAULT_BATCH
+    batch: Batch = 16
     data: str = DEFAULT_DATA
     net: str | None = None
-    lr: float = DEFAULT_LR
-    momentum: float = DEFAULT_MOMENTUM
+    lr: float = rules.OPTIMISERS["sgd"][1]
+    momentum: float = 0.0
     weight_decay: float = 0.0
     schedule: str = "constant"
     optimiser: str = "sgd"
@@ -411,11 +326,6 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
                     "unknown, although a device prices a gradient by its operations; expected a net such as "
                     "tiny, or a time such as --compute 20ms")
     return experiment
-
-
-def default_net(data: str) -> str:
-    """The default net for a data set."""
-    return {"mnist": "shallow", "fashion-mnist": "shallow", "cifar10": "resnet18:16"}.get(data, "tiny")
 
 
 def predict(algorithm: Algorithm, problem: Problem | None = None, *, kind: str = "formulas",

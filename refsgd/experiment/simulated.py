@@ -23,10 +23,7 @@ UNITS = {"images_per_second": "images/s", "updates": "updates", "bytes_per_itera
 
 
 def simulated(experiment: Experiment) -> Figures:
-    """Each metric of the experiment: the mean over some simulated runs, with its standard error.
-
-    Parameters are shape-only; an algorithm that reads them really computes on the experiment's problem.
-    """
+    """Means of each metric over simulated runs, shape-only unless the algorithm reads its vectors."""
     shape = in_shape_only(experiment.problem, [max(b, 1) for b in experiment.batches])
     try:
         runs, problem = _runs(replace(experiment, problem=shape)), "a shape-only problem"

@@ -40,8 +40,7 @@ class Sweep:
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
-    """Read ``workers=1:64`` (a geometric range if it is long), ``workers=1:9:2`` or
-    ``bandwidth=1Gbps,10Gbps``."""
+    """Read ``workers=1:64`` (geometric if long), ``workers=1:9:2`` or ``bandwidth=1Gbps,10Gbps``."""
     name, _, rest = text.partition("=")
     if name not in QUANTITIES:
         raise Usage(f"sweep over {name!r}; expected one of {', '.join(QUANTITIES)}, e.g. workers=1:64")

@@ -205,8 +205,7 @@ def _timed(case: Case, batches: Sequence[int]) -> Case:
 
 
 def _variants(case: Case) -> list[Case]:
-    """The cluster without its slowest workers, and with batches in proportion to speed if every worker gets
-    an image; none if speeds are equal."""
+    """The cluster without its slowest workers, and with batches by speed; none if speeds are equal."""
     try:
         fast = paces(case.devices or case.machine, case.workers)
     except ValueError:  # times and devices are not comparable

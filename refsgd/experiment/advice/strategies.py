@@ -22,7 +22,8 @@ from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import written
 from refsgd.experiment.options import exchanges
-from refsgd.experiment.prepare import build_problem, has_servers, with_defaults
+from refsgd.experiment.options.problems import build_problem
+from refsgd.experiment.prepare import has_servers, with_defaults
 from refsgd.problems import Problem
 from refsgd.theory.estimate import check_distribution
 from refsgd.theory.phenomena import memory, stability

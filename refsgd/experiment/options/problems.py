@@ -1,0 +1,98 @@
+"""The problem of a run: named by a data set and a net, or the user's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from refsgd.cluster.units import counted
+from refsgd.experiment.arguments import Usage, check_problem, suggestion
+from refsgd.experiment.options.batches import own_batches
+from refsgd.problems import Problem, classification, integer_gradients, quadratic
+from refsgd.problems.problem import described
+from refsgd.problems.regression import generated
+from refsgd.problems.shapes import current_name, of_net, shape_only
+
+DEFAULT_DATA = "digits"
+
+
+def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
+                  shards: str, validation: float = 0.0) -> Problem:
+    """The problem named by ``--data`` and ``--net``, with a share of the training images for validation."""
+    if shards not in ("iid", "by-label"):
+        raise Usage(f"shards {shards!r}; expected iid or by-label")
+    uneven = batch if isinstance(batch, Sequence) else ()
+    net = current_name(net)
+    if net.startswith("shapes:"):
+        if data not in ("none", DEFAULT_DATA):  # the default counts as not given
+            raise Usage(f"data {data!r} with net {net}, which cannot learn; expected none")
+        return _in_shape_only(net, batch)
+    if data == "quadratic":
+        return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
+    if data == "integers":
+        return integer_gradients(workers=workers, seed=seed, batches=uneven)
+    if data.partition(":")[0] in ("lasso", "logistic"):
+        try:
+            return generated(data, workers, batch, seed, shards == "by-label")
+        except ValueError as error:
+            raise Usage(str(error)) from None
+    from refsgd.problems.data import NAMES, load
+    from refsgd.problems.nn import nets
+
+    if data.partition(":")[0] not in NAMES:
+        raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, "
+                    f"lasso, logistic, or none with --net shapes:P{suggestion(data, NAMES)}")
+    check_net(net, ", or shapes:P for a shape-only net of P parameters")
+    dataset = load(data).hold_back(validation)
+    try:
+        built = nets.build(net, dataset.train_images.shape[1:])
+    except ValueError as error:
+        raise Usage(f"{error}; data {data} has images of shape {dataset.train_images.shape[1:]}") from None
+    return classification(dataset, built, workers, batch, seed, shards == "by-label")
+
+
+def _in_shape_only(net: str, batch: int | Sequence[int]) -> Problem:
+    """The problem of ``shapes:P`` or ``shapes:NET@PIXELS``."""
+    from refsgd.problems.nn.nets import NAMES
+
+    name = net.removeprefix("shapes:")
+    if name.isdecimal() and int(name) > 0:
+        return shape_only(int(name), batch)
+    if re.split("[:@]", name)[0] not in NAMES:
+        raise Usage(f"net {net!r}; expected shapes: and a number of parameters, at least 1, or a net, e.g. "
+                    "shapes:25557032, shapes:resnet50@224")
+    try:
+        return of_net(name, batch)
+    except ValueError as error:
+        raise Usage(str(error)) from None
+
+
+def check_net(name: str, others: str = "") -> None:
+    """Refuse an unknown net."""
+    from refsgd.problems.nn.nets import NAMES
+
+    base = name.partition(":")[0]
+    if base not in NAMES:
+        raise Usage(f"net {name!r} is unknown; expected one of {', '.join(NAMES)}{others}"
+                    + suggestion(base, NAMES))
+
+
+def own_problem(problem: Problem, name: str, workers: int, nodes: int) -> Problem:
+    """A user's problem, checked and completed; several `nodes` may have the share of one worker."""
+    check_problem(problem)
+    made = problem.describe.get("workers", workers)
+    if made != workers:
+        alone = {"sequential": " (sequential has one)", "sandblaster": " (one for all portions)"}.get(
+            name, " (one for all stages of a replica)" * (workers < nodes))
+        raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same "
+                    f"number: classification(..., workers={workers})")
+    size = int(problem.x0.size)
+    known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
+             **problem.describe, **described(own_batches(problem, workers))}
+    return replace(problem, describe=known)
+
+
+def default_net(data: str) -> str:
+    """The default net for a data set."""
+    return {"mnist": "shallow", "fashion-mnist": "shallow", "cifar10": "resnet18:16"}.get(data, "tiny")
