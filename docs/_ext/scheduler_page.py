@@ -1,8 +1,8 @@
 """Sphinx directives of the pages on which the reader decides: the scheduler, and questions that answer.
 
 ``scheduler`` NAME embeds the state graph of a small case as a page, folded unless ``:open:`` is given.  The
-case has ``:workers:``, ``:steps:`` and ``:options:``, or a body in Python that defines ``deploy()`` and
-perhaps ``check(run)``.  ``question`` asks; each line of its body is an answer and, after ``::``, what is
+case has ``:workers:``, ``:steps:``, ``:options:`` and ``:deaths:``, or a body in Python that defines
+``deploy()`` and perhaps ``check(run)``.  ``question`` asks; each line of its body is an answer and, after ``::``, what is
 said to a reader who chooses it; the right one begins with ``*``.
 """
 
@@ -30,7 +30,7 @@ class Scheduler(Directive):
 
     option_spec: ClassVar[dict[str, Any]] = {
         "workers": directives.positive_int, "steps": directives.positive_int,
-        "options": directives.unchanged, "open": directives.flag}
+        "deaths": directives.positive_int, "options": directives.unchanged, "open": directives.flag}
 
     def make(self) -> list[nodes.Node]:
         """A frame, and a link to the page in it."""
@@ -50,7 +50,8 @@ class Scheduler(Directive):
                             encoding="utf-8")
             about = name
         else:
-            explore_algorithm(name, workers=workers, steps=steps, page=path, **values_of(o.get("options", "")))
+            explore_algorithm(name, workers=workers, steps=steps, page=path, deaths=o.get("deaths", 0),
+                              **values_of(o.get("options", "")))
             about = f"{name} with {counted(workers, 'worker')} and {counted(steps, 'step')} each"
         uri = relative_uri(self.env.app.builder.get_target_uri(self.env.docname), f"_static/{target}")
         title = html.escape(about)

@@ -26,6 +26,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the random schedules")
     parser.add_argument("--page", metavar="FILE",
                         help="also write a page in which you pick what happens next")
+    parser.add_argument("--deaths", type=int, default=0, metavar="N",
+                        help="so many workers may die, on the page (default 0)")
 
 
 def do(args: argparse.Namespace) -> None:
@@ -36,6 +38,8 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"workers {args.workers}; expected at least 1")
     if args.servers < 1:
         raise Usage(f"servers {args.servers}; expected at least 1")
+    if args.deaths and not args.page:
+        raise Usage(f"deaths {args.deaths} without a page; expected --page FILE")
     print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
                             batch=args.batch, max_runs=args.max_runs, walks=args.walks, seed=args.seed,
-                            page=args.page, **own_given(args), **exchange_given(args)))
+                            page=args.page, deaths=args.deaths, **own_given(args), **exchange_given(args)))

@@ -10,7 +10,8 @@ Not every order matters, so not every order is offered:
 * a program alone on its node continues until it needs another node, because computing and sending commute
   with everything else;
 * a message is delivered immediately if such a program waits for exactly this source, because nothing can race
-  with it.
+  with it;
+* a `Died` arrives only while a program waits for one: arriving earlier, it would wait in the inbox.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from refsgd.effects import Add, Cell, Choose, Compute, Factory, Load, Poll, Recv, RunEnded
+from refsgd.effects import Add, Cell, Choose, Compute, Died, Factory, Load, Poll, Recv, RunEnded
 from refsgd.runtimes.engine import Engine, Task
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.programs import Where, read, where
-from refsgd.trace import Event, Run, Trace
+from refsgd.trace import Crashed, Event, Run, Trace
 
 MAX_STEPS = 100_000  #: actions after which a run counts as endless
 
@@ -32,8 +33,8 @@ RACING = frozenset({Recv, Poll, Choose, Load, Add})
 
 
 class Action(NamedTuple):
-    """Something that may happen next: ``deliver`` (from node, to node), or ``go``, ``poll``, ``choose``
-    of a program."""
+    """Something that may happen next: ``deliver`` (from node, to node), ``die`` of a worker, or ``go``,
+    ``poll``, ``choose`` of a program."""
 
     kind: str
     node: str
@@ -58,7 +59,7 @@ class Stuck(AssertionError):
 
 class World(Engine):
     """A deployment whose caller picks every action; with `every` each effect is an action, as in stepping,
-    even where every order gives the same result.
+    even where every order gives the same result.  Up to `deaths` workers may die, whenever the caller picks.
 
     >>> from refsgd.effects import Node
     >>> def pick():
@@ -73,10 +74,11 @@ class World(Engine):
     ([], {'peer0': 'right'})
     """
 
-    def __init__(self, factory: Factory, every: bool = False) -> None:
+    def __init__(self, factory: Factory, every: bool = False, deaths: int = 0) -> None:
         deployment = factory()
         super().__init__(deployment, observe=None)
-        self.every = every
+        self.every, self.deaths = every, deaths
+        self._endable = {name for name, node in deployment.items() if node.survives}
         self.wire: dict[tuple[str, str], deque[Envelope]] = {}
         self.history: dict[str, list[Any]] = {n: [] for n in self.nodes}  # by node: its programs share state
         # shared by nodes, so every access is picked
@@ -141,12 +143,41 @@ class World(Engine):
         return hit
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Append a message to its channel, where it stays until a pick delivers it."""
+        """Append a message to its channel, where it stays until a pick delivers it; lost if `to` is dead."""
+        if to in self.dead:
+            return
         self.wire.setdefault((task.node, to), deque()).append(
             Envelope(task.node, tag_of(type(body)), body, number, 0.0, nbytes))
 
     def _deliver(self, src: str, to: str) -> None:
         self.mailboxes[to].put(self.wire[src, to].popleft()._replace(arrival=self.now))
+
+    # -- deaths --------------------------------------------------------------------------------------------
+
+    def _mortal(self) -> list[str]:
+        """The workers that may die now: one always lives, and what has returned does not die."""
+        living = [n for n in self.nodes if self.roles[n] == "worker" and n not in self.dead]
+        if len(self.dead) >= self.deaths or len(living) == 1:
+            return []
+        return [node for node in living if self.tasks[node][0].effect is not None]
+
+    def die(self, node: str) -> None:
+        """End a worker, as on_death "continue" does: what it has sent arrives, and then a `Died`."""
+        self.record(Crashed(self.now, node, 0, f"{node} dies"))
+        self.dead.append(node)
+        self.mailboxes[node].envelopes.clear()
+        for task in self.tasks[node]:
+            task.effect = task.waiting = None
+            task.program.close()
+            self._seen.pop((node, task.index), None)
+        for other in self.nodes:
+            self.wire.pop((other, node), None)
+            self.post(self.tasks[node][0], other, Died(node), -1, 0, self.now)
+
+    def _heard(self, to: str, letter: Envelope) -> bool:
+        """Whether a message may arrive: any but a `Died` that no program waits for."""
+        return type(letter.body) is not Died or any(
+            isinstance(task.effect, Recv | Poll) and Died in task.effect.kinds for task in self.tasks[to])
 
     # -- actions -------------------------------------------------------------------------------------------
 
@@ -155,10 +186,11 @@ class World(Engine):
         if not self.every:
             self._settle()
         actions = [action for task in self.all_tasks for action in self._offers(task)]
-        actions += [Action("deliver", to, src=src) for (src, to), sent in self.wire.items() if sent]
+        actions += [Action("deliver", to, src=src) for (src, to), sent in self.wire.items()
+                    if sent and self._heard(to, sent[0])]
         if not actions and self._close():
             return self.enabled()
-        return actions
+        return actions + [Action("die", node) for node in self._mortal()]
 
     def _offers(self, task: Task) -> list[Action]:
         """The actions by which a program may continue."""
@@ -203,6 +235,9 @@ class World(Engine):
         if action.kind == "deliver":
             self._deliver(action.src, action.node)
             return action
+        if action.kind == "die":
+            self.die(action.node)
+            return action
         task = self.tasks[action.node][action.program]
         effect, key, told = task.effect, (task.node, task.index), len(self.history[task.node])
         if effect is BEGIN:
@@ -222,9 +257,14 @@ class World(Engine):
     def _close(self) -> bool:
         """Nothing can happen: raise an error, or tell the next handler that the run has ended."""
         waiting = [task for task in self.all_tasks if task.effect is not None]
-        if mains := [task for task in waiting if task.index == 0]:
-            raise Stuck(f"deadlock: {self.stuck(mains)}")
-        if waiting:
+        mains = [task for task in waiting if task.index == 0]
+        if mains and not (self.dead and all(task.node in self._endable for task in mains)):
+            after = f" after the death of {', '.join(self.dead)}" if self.dead else ""
+            raise Stuck(f"deadlock{after}: {self.stuck(mains)}")
+        if mains:
+            self._tell(mains[0], "ended")
+            self._continue(mains[0], RunEnded())
+        elif waiting:
             self._continue(waiting[0], RunEnded())
         return bool(waiting)
 
@@ -246,7 +286,7 @@ class World(Engine):
         return (tuple(tuple(h) for h in self.history.values()),
                 tuple(tuple((m.src, m.number) for m in box.envelopes) for box in self.mailboxes.values()),
                 tuple(cell.x.tobytes() for cell in self.cells.values()),
-                tuple((key, seen.tobytes()) for key, (seen, _) in self._seen.items()))
+                tuple((key, seen.tobytes()) for key, (seen, _) in self._seen.items()), frozenset(self.dead))
 
     def trace(self) -> Trace:
         """The trace so far; times count events."""

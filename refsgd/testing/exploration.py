@@ -44,12 +44,13 @@ class _Seen:
                                            "expected the same bits")
 
 
-def _write(page: str | Path, deploy: Factory, name: str, bound: int, about: str) -> str:
+def _write(page: str | Path, deploy: Factory, name: str, bound: int, about: str, deaths: int) -> str:
     """Write the page of the state graph; the path and the size, in words."""
     from refsgd.display.scheduler import TooLarge, scheduler_html
 
     try:
-        html = scheduler_html(deploy, lambda run: _Seen(name, bound).check(run), hash_of, name=about)
+        html = scheduler_html(deploy, lambda run: _Seen(name, bound).check(run), hash_of, name=about,
+                              deaths=deaths)
     except TooLarge as found:
         raise Usage(str(found)) from None
     Path(page).write_text(html, encoding="utf-8")
@@ -58,7 +59,8 @@ def _write(page: str | Path, deploy: Factory, name: str, bound: int, about: str)
 
 def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: int = 2, servers: int = 1,
                       steps: int = 2, batch: Batch = 1, max_runs: int = 20_000, walks: int | None = None,
-                      seed: int = 0, page: str | Path | None = None, **options: Any) -> str:
+                      seed: int = 0, page: str | Path | None = None, deaths: int = 0,
+                      **options: Any) -> str:
     """Follow every schedule (or `walks` random ones) of a small case of one algorithm; a report in words.
 
     Parameters
@@ -77,6 +79,8 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
         Seed of the random schedules.
     page : path, optional
         Also write the state graph as an HTML page, in which you pick what happens next.
+    deaths : int
+        So many workers may die, on the page only.
     **options
         The algorithm's own options, and those of an exchange.
 
@@ -105,7 +109,7 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
 
     said = "".join(f" {key}={value}" for key, value in options.items())
     about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}"
-    written = f"\n{_write(page, deploy, name, seen.bound, about)}" if page is not None else ""
+    written = f"\n{_write(page, deploy, name, seen.bound, about, deaths)}" if page is not None else ""
     try:
         report = (explore(deploy, seen.check, max_runs=max_runs) if walks is None else
                   walk(deploy, seen.check, runs=walks, seed=seed))

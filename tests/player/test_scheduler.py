@@ -17,6 +17,7 @@ from refsgd.effects import Compute, Mark, Node, Poll, Recv, Send
 from refsgd.experiment.prepare import deployment_function
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.explorer import explore
+from refsgd.runtimes.faults import survives_workers
 from refsgd.runtimes.world import Stuck, World
 from refsgd.testing import explore_algorithm
 from refsgd.testing.findings import RATE, finite, ledger
@@ -50,12 +51,12 @@ def goals(graph):
     return {goal["text"]: min((far[s] for s in goal["states"]), default=None) for goal in graph.goals()}
 
 
-def offers_what_the_explorer_allows(factory, walks):
+def offers_what_the_explorer_allows(factory, walks, deaths=0):
     """Random walks beside the page: in every state it offers every action, and no other."""
-    graph, rng = Graph(factory, holds, result_of), random.Random(0)
+    graph, rng = Graph(factory, holds, result_of, deaths=deaths), random.Random(0)
     texts = list(graph.texts)
     for _ in range(walks):
-        world, at = World(factory, every=True), 0
+        world, at = World(factory, every=True, deaths=deaths), 0
 
         def allowed(world=world):
             """The actions, after the marks of programs that are alone on their node."""
@@ -67,14 +68,21 @@ def offers_what_the_explorer_allows(factory, walks):
                     return actions
                 world.perform(lone[0])
 
-        while actions := allowed():
+        while actions := allowed_or_stuck(allowed):
             offered = {texts[move.text]: move.to for move in graph.moves[at]}
             assert sorted(offered) == sorted(said(world, a) for a in actions)  # in the order of sending
             assert len(offered) == len(actions)
             pick = rng.randrange(len(actions))
             at = offered[said(world, actions[pick])]
             world.perform(pick)
-        assert not graph.moves[at] and "result" in graph.states[at]
+        assert not graph.moves[at] and ("result" in graph.states[at] or graph.states[at]["dead"])
+
+
+def allowed_or_stuck(allowed):
+    try:
+        return allowed()
+    except Stuck:
+        return []
 
 
 def covers_what_the_explorer_covers(factory):
@@ -94,6 +102,46 @@ def test_every_action_of_the_explorer_is_offered_and_no_other(name):
 def test_every_action_of_the_other_algorithms_too(name):
     offers_what_the_explorer_allows(case(name), 10)
     covers_what_the_explorer_covers(case(name))
+
+
+@pytest.mark.parametrize("name", ["asp", "bsp", "adpsgd", "hogwild"])
+def test_a_worker_may_die_whenever_it_has_not_returned(name):
+    offers_what_the_explorer_allows(case(name), 20, deaths=1)
+
+
+def survives(name):
+    return survives_workers(case(name)())
+
+
+@pytest.mark.parametrize("name", ["bsp", "asp", "ssp", "softsync", "dynsgd", "backup-workers", "adpsgd",
+                                  "independent", "allreduce", "strads", "gpipe"])
+def test_a_death_blocks_the_others_exactly_if_the_algorithm_does_not_say_that_it_survives(name):
+    found = goals(Graph(case(name), holds, result_of, deaths=1))
+    assert (found["Block the others by a death"] is None) == survives(name)
+    assert found["Find a deadlock"] is None  # nobody has died
+    assert found["Break the program: an error, or a gradient lost or applied twice"] is None
+
+
+def test_a_gradient_is_lost_with_its_worker():
+    found = goals(Graph(case("asp"), holds, result_of, deaths=1))
+    # it computes one, too, before it dies
+    assert found["Lose a gradient with the worker that computed it"] == found[
+        "Finish the run although a worker has died"] + 1
+    assert "Block the others by a death" not in goals(Graph(case("asp"), holds, result_of))
+
+
+def test_the_dead_do_nothing_and_their_last_messages_arrive():
+    """worker0 sends and dies: its push is taken, and then its `Died`."""
+    world = World(case("ssp", staleness=0), deaths=1)
+    pick = {str(action): i for i, action in enumerate(world.enabled())}
+    assert sum(name.startswith("die") for name in pick) == 2
+    world.perform(pick["die worker0"])
+    assert not any(a.kind == "die" or a.node == "worker0" for a in world.enabled())
+    heard = []
+    while actions := world.enabled():
+        heard += [type(world.envelope(a).body).__name__ for a in actions[:1] if a.src == "worker0"]
+        world.perform(0)
+    assert heard == ["Push", "Died"] and world.values.keys() == {"worker1", "server0"}
 
 
 def test_goals_have_their_fewest_moves():

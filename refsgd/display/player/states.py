@@ -214,6 +214,8 @@ def called(node: str, program: int) -> str:
 
 def action_in_words(world: World, action: Action) -> str:
     """What may happen next, in words."""
+    if action.kind == "die":
+        return f"{action.node} dies"
     effect, letter = world.tasks[action.node][action.program].effect, world.envelope(action)
     name = called(action.node, action.program)
     message = f"{type(letter.body).__name__}#{letter.number} of {letter.src}" if letter else ""

@@ -22,12 +22,12 @@ __all__ = ["MOST", "Graph", "TooLarge", "scheduler_html"]
 
 
 def scheduler_html(factory: Factory, check: Check, observe: Callable[[Run], Hashable], *, name: str = "run",
-                   most: int = MOST) -> str:
+                   deaths: int = 0, most: int = MOST) -> str:
     """The page of a deployment: each effect is a move, or, if that is too large, each decision."""
     try:
-        graph = Graph(factory, check, observe, every=True, most=most)
+        graph = Graph(factory, check, observe, every=True, deaths=deaths, most=most)
     except TooLarge:
-        graph = Graph(factory, check, observe, every=False, most=most)
+        graph = Graph(factory, check, observe, every=False, deaths=deaths, most=most)
     return page(graph, name)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from refsgd.cluster.units import counted
 from refsgd.display.player.listing import title
-from refsgd.display.player.states import Program, States, action_in_words, called, rank, value_at
+from refsgd.display.player.states import ENDED, Program, States, action_in_words, called, rank, value_at
 from refsgd.display.player.why import WORKS, Why
 from refsgd.effects import Compute, Factory, Mark
 from refsgd.runtimes.engine import Task
 from refsgd.runtimes.explorer import Check
 from refsgd.runtimes.world import Action, Stuck, World
-from refsgd.trace import Event, Marked, Received, Run, Sent, Trace, taken
+from refsgd.trace import Computed, Event, Marked, Received, Run, Sent, Trace, taken
 from refsgd.trace.diagram import words
 
 MOST = 5000  #: states of a page
@@ -26,9 +27,9 @@ class TooLarge(ValueError):
 class _Watched(World):
     """A world that keeps the line and the local variables of each program, after every event."""
 
-    def __init__(self, factory: Factory, every: bool) -> None:
+    def __init__(self, factory: Factory, every: bool, deaths: int) -> None:
         self.seen = States(Trace([], [], 0.0), 0, 0)
-        super().__init__(factory, every)
+        super().__init__(factory, every, deaths)
 
     def act(self, task: Task, effect: Any) -> None:
         """Note where the program stands, then act."""
@@ -40,8 +41,15 @@ class _Watched(World):
         super().ended(task, value)
         self._note(task)
 
+    def die(self, node: str) -> None:
+        """Note that the programs of a node have died."""
+        super().die(node)
+        for task in self.tasks[node]:
+            self._note(task)
+
     def _note(self, task: Task) -> None:
-        self.seen._look((task.node, task.index), len(self.events), task.program, task.effect, "returned")
+        end = ENDED[task.node in self.dead]
+        self.seen._look((task.node, task.index), len(self.events), task.program, task.effect, end)
         vars(self.seen).pop("places", None)  # cached; there may be a new one
 
     def pass_marks(self) -> list[int]:
@@ -83,30 +91,33 @@ class Graph:
     """Every state of a deployment that some schedule reaches, found by re-execution as in `explore`.
 
     `check` raises on a finished run that breaks an invariant; `observe` is the result of one.  With `every`
-    each effect is an action, except marks that no other program can see.
+    each effect is an action, except marks that no other program can see.  Up to `deaths` workers may die.
     """
 
     def __init__(self, factory: Factory, check: Check, observe: Callable[[Run], Hashable], every: bool = True,
-                 most: int = MOST) -> None:
+                 deaths: int = 0, most: int = MOST) -> None:
         self.factory, self.check, self.observe = factory, check, observe
-        self.every, self.most = every, most
+        self.every, self.deaths, self.most = every, deaths, most
         self.ids: dict[Hashable, int] = {}
         self.states: list[dict[str, Any]] = []
         self.moves: list[list[Move]] = []
         self.texts, self.events, self.results = _Table(), _Table(), _Table()
         self.files: dict[str, set[int]] = {}
         self.places = _Table()
-        world = _Watched(factory, every)
+        world = self._world()
         self.nodes, self.trace = world.nodes, world.trace()
         self.programs = [(task.node, task.index) for task in world.all_tasks]
         self._follow()
+
+    def _world(self) -> _Watched:
+        return _Watched(self.factory, self.every, self.deaths)
 
     def _follow(self) -> None:
         """Follow first actions to a known state; then take up what was left on the way, the last first."""
         todo: list[tuple[list[int], int, int]] = [([], -1, 0)]
         while todo:
             picks, source, number = todo.pop()
-            world = _Watched(self.factory, self.every)
+            world = self._world()
             for pick in picks:
                 world.perform(pick)
             while True:
@@ -132,7 +143,8 @@ class Graph:
             picked += world.pass_marks()
             actions = world.enabled()
         except Stuck as error:
-            actions, end, stuck = [], str(error), True
+            actions, stuck = [], True
+            end = re.sub(r"\S+\.py", lambda path: title(path[0]), str(error))
         except Exception as error:  # a mistake of the program
             actions, end = [], f"{type(error).__name__}: {error}"
         key = (world.state(), end)
@@ -160,7 +172,7 @@ class Graph:
         except Exception as found:
             return {"end": f"the run is over, and an invariant is broken: {found}", "broken": True}
         result = self.results(self.observe(run))
-        return {"end": "the run is over", "result": result}
+        return {"end": "the run is over", "result": result, "lost": _lost(run.trace)}
 
     # -- what a state shows --------------------------------------------------------------------------------
 
@@ -188,7 +200,8 @@ class Graph:
                 if reason and reason.held and reason.place else -1])
             if reason and (reason.held or (peers and reason.cause == "queueing")):
                 held.append(p)
-        return {"views": views, "held": held, "age": max((tau for _, tau in ages), default=0),
+        return {"views": views, "held": held, "dead": len(world.dead),
+                "age": max((tau for _, tau in ages), default=0),
                 "wire": [self._message(m, to) for (_, to), sent in world.wire.items() for m in sent],
                 "inbox": [self._message(m, node) for node, box in world.mailboxes.items()
                           for m in box.envelopes]}
@@ -239,14 +252,22 @@ class Graph:
         first = next((n for n in self.nodes if self.trace.is_worker(n)), self.nodes[0])
         p = self.programs.index((first, 0))
         other = {"text": "Finish with another result than A",
-                 "states": those(lambda s: s.get("result", 0) > 0)}
+                 "states": those(lambda s: s.get("result", 0) > 0 and not s["dead"])}
+        mortal = [
+            {"text": "Finish the run although a worker has died",
+             "states": those(lambda s: "result" in s and s["dead"])},
+            {"text": "Lose a gradient with the worker that computed it",
+             "states": those(lambda s: s.get("lost"))},
+            {"text": "Block the others by a death",
+             "states": those(lambda s: s.get("deadlock") and s["dead"])}]
         return [
             {"text": "Finish the run", "states": those(lambda s: "result" in s)},
             {"text": f"Make {first} wait for another program", "states": those(lambda s: p in s["held"])},
             {"text": f"Let a gradient be {counted(max(1, oldest), 'update')} old",
              "states": those(lambda s: s["age"] >= max(1, oldest))},
             *([other] if other["states"] else []),
-            {"text": "Find a deadlock", "states": those(lambda s: s.get("deadlock"))},
+            *(mortal if self.deaths else []),
+            {"text": "Find a deadlock", "states": those(lambda s: s.get("deadlock") and not s["dead"])},
             {"text": "Break the program: an error, or a gradient lost or applied twice",
              "states": those(lambda s: s.get("broken"))}]
 
@@ -271,6 +292,13 @@ class Graph:
                 "files": [title(name) for name in self.files], "places": list(self.places),
                 "texts": list(self.texts), "events": list(self.events), "views": list(views), "states": rows,
                 "goals": self.goals()}
+
+
+def _lost(trace: Trace) -> bool:
+    """Whether a worker has died with a gradient that nobody has applied."""
+    gone = [*(w for w, _ in trace.staleness), *(e.values.get("worker") for e in trace.marks("drop")),
+            *(e.node for e in trace.of(Computed) if e.work == "update")]
+    return any(trace.iterations[w] > gone.count(w) for w in trace.dead)
 
 
 def letter(number: int) -> str:

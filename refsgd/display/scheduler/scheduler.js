@@ -108,7 +108,7 @@ function drawDiagram(events) {
   });
   events.forEach((e, i) => {
     const hint = shape("title", {}, `move ${e.move}: ${label(e.p)} ${e.said}`);
-    svg.append(shape("circle", { class: `point ${nodeStyle[graph.programs[e.p][0]]}${/^applies/.test(e.said) ? " update" : ""}`, cx: x(i), cy: y(e.p), r: 5, "data-move": e.move }, hint));
+    svg.append(shape("circle", { class: `point ${nodeStyle[graph.programs[e.p][0]]}${/^applies/.test(e.said) ? " update" : e.said === "died" ? " death" : ""}`, cx: x(i), cy: y(e.p), r: 5, "data-move": e.move }, hint));
   });
   box.replaceChildren(svg);
   box.scrollLeft = width;
