@@ -1,8 +1,8 @@
 """The museum of wrong code: what its pages show and what its tests check.
 
-An exhibit is a program of `PROGRAMS` that trains and is wrong.  Its page has a small case, in Python that
-defines ``deploy()`` and ``check(run)`` or ``always(run)`` and calls the exhibit ``program``; a diff that corrects it; and an
-ordinary run.
+An exhibit is a program of `PROGRAMS` that trains and is wrong.  Its page has an ordinary run; a small case,
+in Python that defines ``deploy()`` and ``check(run)`` or ``always(run)`` and calls the exhibit ``program``;
+and a diff that corrects it.
 """
 
 from __future__ import annotations

@@ -136,8 +136,9 @@ class Broken(Exhibit):
         """The page of all schedules."""
         deploy, check, _ = exhibits.case(exhibits.program(name), code)
         page = scheduler_html(deploy, check, lambda run: "", name=name)
+        target = self.write(f"museum/{name}-scheduler.html", page)
         return folded("Be the scheduler: find it yourself. You decide what happens next.",
-                      self.frame(self.write(f"museum/{name}-scheduler.html", page), f"Be the scheduler: {name}"))
+                      self.frame(target, f"Be the scheduler: {name}"))
 
 
 class Correction(Exhibit):
@@ -157,8 +158,9 @@ class Correction(Exhibit):
         if not report.complete:
             raise ValueError(f"{name}: more than {counted(report.runs, 'schedule')}; expected a smaller case")
         return [listing("\n".join(diff), "diff"),
-                *self.markdown("The same check **holds in every schedule** of the corrected program "
-                               f"({counted(report.runs, 'schedule')}, up to the order of independent steps).")]
+                *self.markdown(
+                    "The same check **holds in every schedule** of the corrected program "
+                    f"({counted(report.runs, 'schedule')}, up to the order of independent steps).")]
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
