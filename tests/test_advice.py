@@ -17,7 +17,7 @@ from refsgd.cli import main
 from refsgd.cli.advise import TITLES, broken
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.advice.advise import PAGES, advise
-from refsgd.experiment.advice.strategies import (
+from refsgd.experiment.advice.candidates import (
     CANDIDATES,
     DDP,
     EVIDENCE,

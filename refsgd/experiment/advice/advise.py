@@ -16,20 +16,16 @@ from refsgd.cluster.devices import written
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.prices import left, on_devices, paces, priced
 from refsgd.cluster.units import counted
-from refsgd.experiment.advice.splits import splits
-from refsgd.experiment.advice.strategies import (
-    BY_SPEED,
+from refsgd.experiment.advice.candidates import (
     CANDIDATES,
     COSTS,
     EVIDENCE,
     GROUPS,
     TRIES,
     Candidate,
-    Case,
-    Plan,
-    Strategy,
     group_of,
 )
+from refsgd.experiment.advice.strategies import BY_SPEED, Case, Plan, Strategy, splits
 from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.problems.data import apportion
 

@@ -1,16 +1,14 @@
-"""Strategies for a cluster, with their predicted time, idleness, staleness, bytes and memory.
+"""The metrics of a strategy on a cluster: predicted time, idleness, staleness, bytes and memory.
 
-A strategy is an algorithm with its options and the placement of its servers.  Its metrics come from formulas
-of `refsgd.theory`, its claims about accuracy from `benchmarks.studies`.
+Formulas of `refsgd.theory` give them.  Strategies that divide the model itself, for one that does not fit a
+node's memory (ZeRO and pipelines), are predicted as `refsgd predict` predicts the command that runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +19,10 @@ from refsgd.cluster import devices, prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import written
+from refsgd.experiment.advice.candidates import EVIDENCE, PYTORCH, Candidate, group_of
 from refsgd.experiment.options import exchanges
 from refsgd.experiment.options.problems import build_problem
-from refsgd.experiment.prepare import has_servers, with_defaults
+from refsgd.experiment.prepare import has_servers, predict, with_defaults
 from refsgd.problems import Problem
 from refsgd.theory.estimate import check_distribution
 from refsgd.theory.phenomena import memory, stability
@@ -31,89 +30,6 @@ from refsgd.theory.phenomena.iteration import mean_time
 from refsgd.theory.phenomena.layerwise import Plan as Travel
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import DomainError, Prediction
-
-
-class Candidate(NamedTuple):
-    """A strategy to consider: an algorithm, its options, and the placement of servers."""
-
-    algorithm: str
-    options: dict[str, Any]
-    colocated: bool = False  #: a server on every worker's node instead of nodes of their own
-    exchange: Mapping[str, Any] = MappingProxyType({})  #: how gradients travel, as `refsgd run` takes it
-
-
-class Evidence(NamedTuple):
-    """A study's claim for or against a strategy's accuracy."""
-
-    study: str
-    part: str
-    says: str
-    when: str  #: what was kept constant as workers were added
-    against: bool = True  #: whether it counts against the strategy
-
-
-RING = {"collective": "ring"}
-#: buckets of 25 MB during the backward pass, as in PyTorch's DDP
-DDP = {"overlap": "backward", "bucket": 25_000_000}
-#: chunks in the order in which the next forward pass needs them (Jayarajan et al. 2019)
-P3 = {"layout": "chunks:1000000", "balance": "size", "overlap": "both", "priority": True}
-
-#: the strategies considered; among ties, an earlier one is preferred
-CANDIDATES = (
-    Candidate("allreduce", RING), Candidate("allreduce", RING, exchange=DDP),
-    Candidate("allreduce", {"collective": "halving-doubling"}), Candidate("bsp", {}),
-    Candidate("bsp", {}, True), Candidate("bsp", {}, True, P3), Candidate("backup-workers", {"backups": 1}),
-    Candidate("asp", {}), Candidate("asp", {}, True), Candidate("asp", {}, True, P3),
-    Candidate("ssp", {"staleness": 3}), Candidate("ssp", {"staleness": 3}, True),
-    Candidate("dgc", {"ratio": 0.01}), Candidate("allreduce", RING, exchange={"compress": "fp16"}),
-    Candidate("allreduce", RING, exchange={**DDP, "compress": "powersgd:4"}),
-    Candidate("local-sgd", {"period": 8}), Candidate("easgd", {"period": 4}),
-    Candidate("easgd", {"period": 4}, True),
-    Candidate("gosgd", {"p": 0.1}), Candidate("adpsgd", {}), Candidate("dpsgd", {}), Candidate("sgp", {}))
-
-#: groups by what gradients are computed on: strategies of one group differ in time, not in their state after
-#: a given number of updates
-GROUPS = {"one model": ("bsp", "backup-workers", "allreduce", "zero", "gpipe"),
-          "stale gradients": ("asp", "ssp"), "compressed": ("dgc",),
-          "replicas": ("easgd", "local-sgd", "gosgd", "adpsgd", "dpsgd", "sgp")}
-
-#: why a pass may improve accuracy less than one of synchronous SGD, by group
-COSTS = {"stale gradients": "it applies stale gradients",
-         "compressed": "it delays or rounds parts of each gradient", "replicas": "its replicas differ"}
-
-#: PyTorch's counterpart, by algorithm or codec; for others nothing is built in
-PYTORCH = {
-    "allreduce": "torch.nn.parallel.DistributedDataParallel (DDP), which exchanges buckets of "
-                 "bucket_cap_mb=25 MB during the backward pass; "
-                 "for larger batches accumulate gradients under ddp.no_sync()",
-    "fp16": "ddp.register_comm_hook(None, fp16_compress_hook), from "
-            "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "powersgd": "ddp.register_comm_hook(PowerSGDState(..., matrix_approximation_rank=4), powerSGD_hook)",
-    "bsp": "DistributedDataParallel (DDP) computes the same, with allreduce instead of servers",
-    "zero": "stage 1: torch.distributed.optim.ZeroRedundancyOptimizer; stages 2 and 3: "
-            "torch.distributed.fsdp.fully_shard, with and without reshard_after_forward=False",
-    "gpipe": "torch.distributed.pipelining: a PipelineStage on each node and Schedule1F1B",
-    "dgc": "ddp.register_comm_hook(PowerSGDState(...), powerSGD_hook), from "
-           "torch.distributed.algorithms.ddp_comm_hooks; low rank instead "
-           "of the largest entries",
-    "local-sgd": "torch.distributed.optim.PostLocalSGDOptimizer with PeriodicModelAverager(period={period}), "
-                 "and post_localSGD_hook on DDP"}
-
-#: the fastest of each is worth trying; there are several kinds of replicas because they learn differently
-TRIES = (*(members for name, members in GROUPS.items() if name != "replicas"), ("local-sgd",), ("easgd",),
-         ("gosgd", "adpsgd", "dpsgd", "sgp"))
-
-STALE = Evidence("jia2020", "figure7", "asynchronous accuracy falls from 4 to 12 workers",
-                 "equal updates of each worker")
-DRIFT = Evidence("ko2021", "table3", "SSP with s = 10, EASGD and GoSGD fall with the number of workers",
-                 "equal passes over the images in all")
-FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the number of workers",
-                "equal passes over the images in all", False)
-
-#: the studies' findings about an algorithm's accuracy
-EVIDENCE: dict[str, tuple[Evidence, ...]] = {
-    "bsp": (FLAT,), "asp": (STALE, FLAT), "adpsgd": (FLAT,), "ssp": (STALE,), "easgd": (DRIFT,),
-    "gosgd": (DRIFT,)}
 
 #: metrics of a strategy by the names of their closed forms
 SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds", "idle": "idle_ratio",
@@ -412,14 +328,62 @@ def flags(machine: Machine) -> str:
     return " ".join(f"--{name} {value}" for name, value in said.items() if value)
 
 
-def group_of(candidate: Candidate) -> str:
-    """A strategy's group in `GROUPS`."""
-    if "compress" in candidate.exchange:
-        return "compressed"
-    return next(name for name, members in GROUPS.items() if candidate.algorithm in members)
-
-
 @lru_cache(maxsize=4)
 def _shape(net: str) -> Problem:
     """The shape-only problem of a model, whose layers say what an exchange may overlap."""
     return build_problem("none", f"shapes:{net}", 1, 1, 0, "iid")
+
+
+class Split(Plan):
+    """A division of the model among the workers; a pipeline takes the batches of all its nodes together."""
+
+    def __init__(self, candidate: Candidate, case: Case, most: int = LONGEST) -> None:
+        super().__init__(candidate, case, most)
+        self.depth = int(candidate.options.get("stages", 1))
+        self.machine = case.devices or case.machine
+        if not case.devices and self.depth > 1:  # devices price the larger batch themselves
+            self.machine = self.machine.with_(speeds=tuple(v / self.depth for v in case.speeds))
+
+    @property
+    def batch(self) -> str:
+        """Images of a peer, or of a replica of a pipeline."""
+        return str(self.case.batch * self.depth)
+
+    @cached_property
+    def metrics(self) -> dict[str, Prediction]:
+        """Its figures, with the memory of each role."""
+        case, c = self.case, self.candidate
+        return dict(predict(c.algorithm, net=f"shapes:{case.net}", data="none", workers=case.workers,
+                            batch=int(self.batch), steps=self.steps, machine=self.machine, **c.options))
+
+    def memory(self) -> float:
+        """Bytes of the fullest node."""
+        return max(float(p.value) for name, p in self.metrics.items() if name.startswith("memory_"))
+
+    def command(self) -> str:
+        """The command that runs it."""
+        c, case = self.candidate, self.case
+        options = " ".join(f"--{name} {value}" for name, value in c.options.items())
+        described = case.described or flags(self.machine)
+        if case.described and self.machine.speeds:
+            described += " --speeds " + ",".join(f"{v:g}" for v in self.machine.speeds)
+        return (f"refsgd run {c.algorithm} {options} --net shapes:{case.net} --data none --workers "
+                f"{case.workers} --batch {self.batch} --steps {self.steps} {described}")
+
+
+def splits(case: Case) -> list[Split]:
+    """ZeRO in each stage, and pipelines of any number of nodes that divides the workers evenly, with 4, 16 or
+    more micro-batches for each node, of no fewer than 4 images unless the batch is small."""
+    some = [Candidate("zero", {"stage": stage}) for stage in (1, 2, 3)]
+    some += [Candidate("gpipe", {"stages": depth, "micro": depth * each, "passes": "1f1b"})
+             for depth in range(2, case.workers + 1) if case.workers % depth == 0
+             for each in sorted({min(4, case.batch), min(16, case.batch), max(1, case.batch // 4)})]
+    found = []
+    for candidate in some:
+        try:
+            plan = Split(candidate, case)
+            if "images_per_second" in plan.metrics:
+                found.append(plan)
+        except ValueError:  # fewer layers than stages
+            continue
+    return found
