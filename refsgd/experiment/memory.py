@@ -163,6 +163,5 @@ def _of_stages(e: Experiment) -> list[Prediction]:
 
 
 def _with(found: Prediction, more: Mapping[str, float]) -> Prediction:
-    """A prediction with more terms, of those that are not 0."""
-    kept = {name: value for name, value in more.items() if value}
-    return replace(found, value=found.value + sum(kept.values()), terms={**found.terms, **kept})
+    """A prediction with more terms."""
+    return replace(found, value=found.value + sum(more.values()), terms={**found.terms, **more})

@@ -240,16 +240,14 @@ class Training:
     def check(self) -> None:
         """Refuse values of the wrong type or out of range."""
         check_whole(1, workers=self.workers, servers=self.servers)
-        check_whole(0, seed=self.seed)
+        check_whole(0, seed=self.seed, bucket=self.bucket, warmup=self.warmup)
         check_length(self.steps, self.epochs)
         check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
                    validation=self.validation)
         check_kind(str, "text", schedule=self.schedule, data=self.data, shards=self.shards,
-                   net=self.net or "", layout=self.layout)
-        check_kind(str, "text", compress=self.compress, optimiser=self.optimiser)
+                   net=self.net or "", layout=self.layout, compress=self.compress, optimiser=self.optimiser)
         check_kind(bool, "True or False", priority=self.priority, feedback=self.feedback,
                    scale_lr=self.scale_lr)
-        check_whole(0, bucket=self.bucket, warmup=self.warmup)
 
     def on_machine(self, name: str) -> tuple[int, Machine]:
         """The number of workers of an algorithm, and the machine for that number."""

@@ -150,25 +150,13 @@ def link(small: float, large: float, nbytes: int) -> tuple[float, float]:
     return small / 2, 2 * nbytes / (large - min(small, large / 2))
 
 
-class Others:
-    """Cores used by other processes from now on."""
+def others() -> tuple[float, float]:
+    """Now [s], and the processor seconds of all processes except this one and its ended children."""
+    import psutil
 
-    def __init__(self) -> None:
-        self._began = self._clocks()
-
-    @staticmethod
-    def _clocks() -> tuple[float, float]:
-        """Now [s], and the processor seconds of all processes except this one and its ended children."""
-        import psutil
-
-        every, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        busy = ("user", "nice", "system", "irq", "softirq", "steal")
-        return time.perf_counter(), sum(getattr(every, name, 0.0) for name in busy) - sum(own[:4])
-
-    def cores(self) -> float:
-        """Their mean number since this object was made, >= 0."""
-        (began, before), (now, after) = self._began, self._clocks()
-        return max(0.0, (after - before) / (now - began))
+    every, own = psutil.cpu_times(), psutil.Process().cpu_times()
+    busy = ("user", "nice", "system", "irq", "softirq", "steal")
+    return time.perf_counter(), sum(getattr(every, name, 0.0) for name in busy) - sum(own[:4])
 
 
 def timed(act: Callable[[], Any], seconds: float) -> Array:
@@ -246,7 +234,7 @@ def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES) -> C
     if not can_fork():
         raise RunFailed(f"{NO_FORK}, and links are measured between processes: use WSL, or describe the "
                         "machine by --compute, --latency and --bandwidth")
-    others = Others()
+    began, before = others()
     with threadpoolctl.threadpool_limits(1):
         points, excess = measure(nets, batches)
         x, sgd = np.zeros(points[0].nbytes // 4, np.float32), SGD(0.1, 0.9)
@@ -259,6 +247,8 @@ def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES) -> C
     latency, bandwidth = transports["processes"]
     machine = Machine(compute=fitted(points), latency=latency, bandwidth=bandwidth,
                       update=Distribution("fixed", (update,)))
+    now, after = others()
     describe = {"nets": list(nets), "processor": platform.processor() or platform.machine(),
                 "cores": os.cpu_count()}
-    return Calibration(machine, tuple(points), transports, update, describe, others.cores(), excess)
+    return Calibration(machine, tuple(points), transports, update, describe,
+                       max(0.0, (after - before) / (now - began)), excess)
