@@ -29,6 +29,7 @@ extensions = [
     "sphinx.ext.autosummary",
     "sphinx.ext.intersphinx",
     "numpydoc",
+    "course_decks",
     "myst_nb",
     "sphinx_copybutton",
     "sphinx_design",
@@ -43,7 +44,7 @@ if (DOCS / "_ext" / "algorithm_page.py").exists():
     extensions += ["algorithm_page", "exchange_table", "museum_page", "scheduler_page"]
 
 templates_path = ["_templates"]
-exclude_patterns = ["_build", "_ext", "_templates", "course/homework", "inventories", "**.ipynb_checkpoints",
+exclude_patterns = ["_build", "_ext", "_templates", "course/homework", "course/decks", "inventories", "**.ipynb_checkpoints",
                     "jupyter_execute"]
 
 # -- pages with code ---------------------------------------------------------------------------------------

@@ -4,9 +4,12 @@ import importlib.util
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.test_words import EVERYWHERE, found
 
 ROOT = Path(__file__).parent.parent
 COURSE = ROOT / "docs" / "course"
@@ -59,14 +62,68 @@ def test_the_plans_name_only_homework_that_exists():
         assert plans.count(f"<../tutorials/{path.stem}>") >= 2, path.stem  # in the list, and in some plan
 
 
+def loaded(name):
+    """A module of the course kit, by the name of its file."""
+    spec = importlib.util.spec_from_file_location(f"course_{name}", COURSE / f"{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+DECKS = loaded("decks")
+SOURCES = sorted((COURSE / "decks").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
+def test_a_deck_has_titles_notes_and_code_that_compiles(path):
+    """One message on each slide: a title, at most one figure, notes; a figure has a text alternative."""
+    deck = DECKS.parse(path)
+    assert 12 <= len(deck.slides) <= 18
+    for slide in deck.slides:
+        assert slide.notes and len(slide.title) <= 70, slide.title
+        for code in slide.code:
+            compile(code, slide.title, "exec")
+            assert ("plt.subplots(" in code) == bool(DECKS.ALT.match(code)), slide.title
+        assert sum("plt.subplots(" in code for code in slide.code) <= 1, slide.title
+    assert deck.slides[-1].title == "Take home" and sum("plt.subplots(" in code for s in deck.slides for code in s.code) >= 5
+    assert found(path.read_text(), EVERYWHERE) == []
+
+
+def test_there_are_six_decks_and_their_table_names_them():
+    assert DECKS.sources() == SOURCES and len(SOURCES) == 6
+    rows = re.findall(r"^\| (\d), \w+ \|", (COURSE / "slides.md").read_text(), re.M)
+    assert rows == [path.stem[0] for path in SOURCES]
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("text\n", "a slide begins with 'text'"),
+    ("# T\n\n```python\nimport matplotlib.pyplot as plt\nplt.subplots()\n```\n\nNotes: n", "without a text alternative"),
+])
+def test_a_deck_with_a_flaw_is_refused(tmp_path, text, said):
+    (tmp_path / "0-deck.md").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        DECKS.render(DECKS.parse(tmp_path / "0-deck.md"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
+def test_a_deck_is_built_whole(path, tmp_path):
+    """One page without other files, a section for each slide, a figure for each block that plots; one page of PDF for each slide."""
+    pytest.importorskip("mdit_py_plugins", reason="slides are Markdown with formulas: pip install '.[docs]'")
+    page, *pdf = DECKS.build(path, tmp_path)
+    text, deck = page.read_text(), DECKS.parse(path)
+    assert text.count("<section ") == len(deck.slides)
+    assert text.count("<img ") == sum("plt.subplots(" in code for slide in deck.slides for code in slide.code)
+    assert not re.search(r'(?:src|href)="(?!data:)', text)
+    if pdf:
+        assert len(re.findall(rb"/Type\s*/Page\b", pdf[0].read_bytes())) == len(deck.slides)
+
+
 def exam():
     """The text of the questions and of the answers by number, and the functions that compute their numbers."""
     questions = dict(re.findall(r"^\*\*(\d+)\.\*\* (.*)$", (COURSE / "exam.md").read_text(), re.M))
     answers = dict(re.findall(r"^:::\{dropdown\} (\d+)\. [^\n]*\n(.*?)\n:::$", (COURSE / "exam-answers.md").read_text(), re.M | re.S))
-    spec = importlib.util.spec_from_file_location("exam_numbers", COURSE / "exam_numbers.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return questions, answers, module.NUMBERS
+    return questions, answers, loaded("exam_numbers").NUMBERS
 
 
 def test_each_exam_question_has_a_level_minutes_and_an_answer():
