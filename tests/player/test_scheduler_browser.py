@@ -5,13 +5,15 @@ import re
 
 import pytest
 
+from refsgd.algorithms import CATALOGUE
 from refsgd.display.scheduler import scheduler_html
 from refsgd.testing.findings import hash_of as result_of
-from tests.player.test_scheduler import case, holds, polite
+from tests.player.test_scheduler import LARGE, QUICK, case, holds, polite
 
 pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
 from tests.player.test_browser import CONTRAST, browser, press, pytestmark, show  # noqa: F401
 
+HOME = "\ue011"  # the key, as selenium names it
 WAIT = "#goals button[data-goal='1']"
 
 
@@ -76,12 +78,53 @@ def test_any_walk_ends_without_an_error(browser, tmp_path):
     assert set(browser.execute_script(walk)) <= {"the run ", "deadlock"} and browser.get_log("browser") == []
 
 
+def shiviz_blocks(text):
+    """Event, host and clock of each event, by the expression that ShiViz reads by default."""
+    blocks = re.findall(r"(?P<event>.*)\n(?P<host>\S*) (?P<clock>{.*})\n", text)
+    assert "".join(f"{e}\n{h} {c}\n" for e, h, c in blocks) == text
+    return blocks
+
+
+def holds_the_page(browser, tmp_path, name):
+    """A worker dies and the run is followed to its end, with keys only, on a phone."""
+    deaths = 0 if name == "approximate" else 1  # as on its page of the site: too many states
+    html = scheduler_html(case(name), holds, result_of, name=name, deaths=deaths)
+    assert len(html.encode()) <= 1_500_000
+    show(browser, tmp_path, html, width=400)
+    for who in (False, True)[:1 + deaths]:
+        press(browser, "1", "1")
+        said = [b.text.split("\n")[-1] for b in moves(browser)]
+        if who and any(text.endswith(" dies") for text in said):
+            press(browser, str([text.endswith(" dies") for text in said].index(True) + 1))
+            assert "has died" in browser.find_element("id", "state").text
+        while moves(browser):
+            press(browser, *["1"] * 5)
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
+        assert browser.find_element("css selector", "#moves .over").text
+        events = asked(browser, "shiviz()")
+        assert len(shiviz_blocks(events)) == browser.execute_script(
+            "return document.querySelectorAll('#scroll circle').length")
+        press(browser, HOME)
+        assert asked(browser, "path()") == []
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_death_and_an_end_by_keys_on_a_phone(browser, tmp_path, name):
+    holds_the_page(browser, tmp_path, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {*QUICK, *LARGE, "sequential"}))
+def test_the_pages_of_the_other_algorithms_too(browser, tmp_path, name):
+    holds_the_page(browser, tmp_path, name)
+
+
 def test_the_text_for_shiviz_has_vector_clocks(browser, tmp_path, ssp):
     show(browser, tmp_path, ssp)
     press(browser, "1", "1", "2", "2")
     text = asked(browser, "shiviz()")
-    blocks = re.findall(r"(?P<event>.*)\n(?P<host>\S*) (?P<clock>{.*})\n", text)
-    assert "".join(f"{e}\n{h} {c}\n" for e, h, c in blocks) == text
+    blocks = shiviz_blocks(text)
     assert ("sends Push#0 to server0", "worker0", '{"worker0":2}') in blocks
     assert ("takes Push#0 of worker0", "server0", '{"server0":1,"worker0":2}') in blocks
     link = browser.find_element("id", "export")
