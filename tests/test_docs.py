@@ -34,6 +34,25 @@ def test_links_between_pages_lead_somewhere(page):
     assert not [t for t in targets if not (page.parent / t).exists()]
 
 
+def wide_lines(text, most=110):
+    """Lines of Python and of commands that are wider than those of the package."""
+    fences = re.findall(r"^( *)(`{3,})(?:\{code-cell\}.*|python|bash|console)\n(.*?)^\1\2$", text, re.M | re.S)
+    return [line for *_, code in fences for line in code.splitlines()
+            if len(line) > most and not line.lstrip().startswith(":mystnb:")]
+
+
+PAGES = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "course" not in page.parts]  # with wide slides
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
+def test_no_line_of_code_is_cut_off(page):
+    assert not wide_lines(page.read_text())
+
+
+def test_a_line_that_would_be_cut_off_is_found():
+    assert wide_lines(f"```python\n{'x' * 111}\n```\n") and not wide_lines(f"```\n{'x' * 111}\n```\n")
+
+
 def test_the_table_of_defaults_has_a_row_for_every_algorithm():
     rows = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "defaults.md").read_text(), re.M)
     assert sorted(rows) == sorted(CATALOGUE)
