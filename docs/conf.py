@@ -101,7 +101,7 @@ html_show_sourcelink = False
 html_theme_options = {
     "logo": {"text": "refsgd"},
     "navbar_align": "left",
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 6,
     "secondary_sidebar_items": ["page-toc"],
     "show_prev_next": True,
     "footer_start": ["copyright"],

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -105,18 +106,54 @@ def test_a_deck_with_a_flaw_is_refused(tmp_path, text, said):
         DECKS.render(DECKS.parse(tmp_path / "0-deck.md"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: p.stem)
-def test_a_deck_is_built_whole(path, tmp_path):
-    """One page without other files, a section for each slide, a figure for each block that plots; one page of PDF for each slide."""
+@pytest.fixture(scope="module", params=SOURCES, ids=lambda p: p.stem)
+def built(request, tmp_path_factory):
+    """A deck, and the files that it became."""
     pytest.importorskip("mdit_py_plugins", reason="slides are Markdown with formulas: pip install '.[docs]'")
-    page, *pdf = DECKS.build(path, tmp_path)
-    text, deck = page.read_text(), DECKS.parse(path)
+    return DECKS.parse(request.param), DECKS.build(request.param, tmp_path_factory.mktemp("decks"))
+
+
+@pytest.mark.slow
+def test_a_deck_is_built_whole(built):
+    """One page without other files, a section for each slide, a figure for each block that plots; one page of PDF for each slide."""
+    deck, (page, *pdf) = built
+    text = page.read_text()
     assert text.count("<section ") == len(deck.slides)
     assert text.count("<img ") == sum("plt.subplots(" in code for slide in deck.slides for code in slide.code)
     assert not re.search(r'(?:src|href)="(?!data:)', text)
     if pdf:
         assert len(re.findall(rb"/Type\s*/Page\b", pdf[0].read_bytes())) == len(deck.slides)
+
+
+#: slides whose text or figure reaches their footer, or is too wide
+TOO_LARGE = """
+return [...document.querySelectorAll(".slide")].filter((slide) => {
+  const foot = slide.querySelector("footer").getBoundingClientRect().top;
+  return [...slide.children].some((e) => e.tagName !== "FOOTER" && (e.getBoundingClientRect().bottom > foot || e.scrollWidth > e.clientWidth + 1));
+}).map((slide) => slide.innerText.split("\\n")[0]);
+"""
+
+
+@pytest.mark.slow
+def test_slides_fit_their_frame_and_a_phone(built):
+    webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
+    if not (DECKS.chromium() and shutil.which("chromedriver")):
+        pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = DECKS.chromium()
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu"):
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        for width, height in ((1280, 720), (390, 844)):
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 700))
+            browser.get(built[1][0].as_uri())
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+            assert width < 700 or browser.execute_script(TOO_LARGE) == []
+            browser.execute_script("document.querySelector('h2').style.fontSize = '200px'")
+            assert width < 700 or len(browser.execute_script(TOO_LARGE)) == 1  # the check notices what is too large
+    finally:
+        browser.quit()
 
 
 def exam():
