@@ -49,8 +49,8 @@ class Decks(SphinxDirective):
 
 
 def write(app: Sphinx, error: Exception | None) -> None:
-    """Build the decks into the site."""
-    if error or app.builder.format != "html":
+    """Build the decks into the site, if it has the page that links to them."""
+    if error or app.builder.format != "html" or "course/slides" not in app.env.found_docs:
         return
     done = subprocess.run([sys.executable, "-m", "docs.course.decks", str(Path(app.outdir) / "course" / "decks")],
                           cwd=COURSE.parents[1], env=os.environ | {"MPLBACKEND": "Agg"}, capture_output=True, text=True)
