@@ -108,7 +108,8 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
         return function(problem, workers, steps, SGD(RATE), **extra, **options)
 
     said = "".join(f" {key}={value}" for key, value in options.items())
-    about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}"
+    die = f", up to {counted(deaths, 'death')}" if deaths else ""
+    about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}{die}"
     written = f"\n{_write(page, deploy, name, seen.bound, about, deaths)}" if page is not None else ""
     try:
         report = (explore(deploy, seen.check, max_runs=max_runs) if walks is None else
