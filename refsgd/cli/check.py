@@ -21,22 +21,20 @@ from refsgd.cli.outputs import check_outputs, tell, write
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, catalogued
 
-GRADING = ("algorithm", "forbid", "json", "html", "gradescope", "seconds", "child")
-
 
 def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     p.add_argument("target", metavar="MODULE:FUNCTION",
                    help="your deployment function f(problem, workers, steps, sgd, *, options), your codec, "
                         "or the name of an algorithm of the catalogue")
-    p.add_argument("--no-processes", action="store_true", help="leave real processes out")
-    graded(p)
+    flags(p)
     p.add_argument("own", nargs=argparse.REMAINDER, metavar="--OPTION VALUE",
                    help="the algorithm's own options, e.g. --staleness 1")
 
 
-def graded(parser: argparse.ArgumentParser, **defaults: Any) -> None:
-    """Add the options by which a submission is graded."""
+def flags(parser: argparse.ArgumentParser) -> None:
+    """Add the command's flags, which may stand before and after the target."""
+    parser.add_argument("--no-processes", action="store_true", help="leave real processes out")
     group = parser.add_argument_group("grading", "points per property, in a process with limits")
     group.add_argument("--as", dest="algorithm", metavar="ALGORITHM",
                        help="also check what must hold for this algorithm of the catalogue")
@@ -48,14 +46,12 @@ def graded(parser: argparse.ArgumentParser, **defaults: Any) -> None:
     group.add_argument("--seconds", type=float, default=10.0, metavar="S",
                        help="time limit of a submission (default 10); its memory limit is 1 GiB")
     group.add_argument("--child", help=argparse.SUPPRESS)
-    parser.set_defaults(**defaults)
 
 
 def do(args: argparse.Namespace) -> None:
     """Check the target and print one finding per line."""
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    graded(known, **{name: getattr(args, name) for name in GRADING})
-    known.add_argument("--no-processes", action="store_true", default=args.no_processes)
+    flags(known)
     args.own = known.parse_known_args(args.own, args)[1]
     if args.child:
         from refsgd.cli.grading import inside
@@ -70,11 +66,16 @@ def do(args: argparse.Namespace) -> None:
 def loaded(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
     """The target, and its options that were given."""
     target = CATALOGUE.get(args.target) or imported(args.target)
-    own = Parser(prog=f"refsgd check {args.target}")
-    of_exchange(own)
-    own_options(own, args.target, CATALOGUE[args.algorithm] if args.algorithm else target)
-    given = own.parse_args(args.own)
+    given = _own(args, args.target, CATALOGUE[args.algorithm] if args.algorithm else target)
     return target, own_given(given) | exchange_given(given)
+
+
+def _own(args: argparse.Namespace, name: str, function: Any) -> argparse.Namespace:
+    """The options of an algorithm and of an exchange that were given."""
+    own = Parser(prog=f"refsgd check {name}")
+    of_exchange(own)
+    own_options(own, name.removeprefix("--as "), function)
+    return own.parse_args(args.own)
 
 
 def grade(args: argparse.Namespace) -> None:
@@ -84,17 +85,15 @@ def grade(args: argparse.Namespace) -> None:
 
     if args.algorithm:
         args.algorithm = catalogued(args.algorithm)
-        own = Parser(prog=f"refsgd check --as {args.algorithm}")
-        of_exchange(own)
-        own_options(own, args.algorithm, CATALOGUE[args.algorithm])
-        options_for(args.algorithm, own_given(own.parse_args(args.own)))
+        given = _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm])
+        options_for(args.algorithm, own_given(given))
     check_outputs(args)
     path = args.target.partition(":")[0]
     if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
         raise Usage(f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists")
-    flags = [text for name, value in (("--as", args.algorithm), ("--html", args.html)) if value
+    more = [text for name, value in (("--as", args.algorithm), ("--html", args.html)) if value
              for text in (name, value)] + [text for m in args.forbid or () for text in ("--forbid", m)]
-    found = grading.grade([*flags, "--seconds", str(args.seconds), args.target, *args.own], args.target,
+    found = grading.grade([*more, "--seconds", str(args.seconds), args.target, *args.own], args.target,
                           args.algorithm, args.seconds)
     if args.json != "-":
         tell(grades.as_text(found), 5)

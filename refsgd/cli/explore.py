@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import argparse
 
-from refsgd.cli.options import exchange_given, of_exchange, own_given, weights
-from refsgd.experiment.prepare import Usage
+from refsgd.cli.options import exchange_given, own_given, small_case
+from refsgd.experiment.arguments import Usage, check_whole
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the options that do not depend on the algorithm."""
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="default 2")
-    parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
-    parser.add_argument("--steps", type=int, default=2, metavar="T", help="default 2")
-    weights(parser)
-    of_exchange(parser)
+    small_case(parser, 2, "default 2")
     parser.add_argument("--max-runs", type=int, default=20_000,
                         help="stop after this many schedules (default 20000)")
     parser.add_argument("--walks", type=int, metavar="R",
@@ -34,10 +30,7 @@ def do(args: argparse.Namespace) -> None:
     """Explore, and print the number of schedules and the invariants that hold."""
     from refsgd.testing import explore_algorithm
 
-    if args.workers < 1:
-        raise Usage(f"workers {args.workers}; expected at least 1")
-    if args.servers < 1:
-        raise Usage(f"servers {args.servers}; expected at least 1")
+    check_whole(1, workers=args.workers, servers=args.servers)
     if args.deaths and not args.page:
         raise Usage(f"deaths {args.deaths} without a page; expected --page FILE")
     print(explore_algorithm(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,

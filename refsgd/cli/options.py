@@ -240,10 +240,14 @@ def with_unit(text: str, unit: str) -> str:
     return f": did you mean {text.strip()}{unit}?" if re.fullmatch(r"[\d.\s]+", text) else ""
 
 
-def weights(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the weights of workers' gradients in a small case without images."""
+def small_case(parser: argparse.ArgumentParser, size: int, steps: str) -> None:
+    """Add the options for a small case without images, of `size` workers and steps by default."""
+    parser.add_argument("--workers", type=int, default=size, metavar="N", help=f"default {size}")
+    parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
+    parser.add_argument("--steps", type=int, default=size, metavar="T", help=steps)
     parser.add_argument("--batch", type=batch, default=1, metavar="B",
                         help="examples in each worker's gradient, its weight: 3,1 (default: all equal)")
+    of_exchange(parser)
 
 
 def flag(name: str) -> str:

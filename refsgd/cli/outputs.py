@@ -29,24 +29,16 @@ def writing(path: str) -> Iterator[Path]:
 
     A link is kept, and its target replaced; to a device or a pipe the bytes are written.
     """
-    if not _replaceable(path):
-        with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
-            beside = Path(folder) / f"output{Path(path).suffix}"
-            yield beside
+    check_output(path)
+    target, replaceable = Path(os.path.realpath(path)), _replaceable(path)
+    with tempfile.TemporaryDirectory(dir=target.parent if replaceable else None, prefix=".refsgd-") as folder:
+        beside = Path(folder) / f"output{target.suffix}"
+        yield beside
+        if replaceable:
+            beside.replace(target)
+        else:
             with open(path, "wb") as stream:
                 stream.write(beside.read_bytes())
-        return
-    check_output(path)
-    target = Path(os.path.realpath(path))
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".refsgd-", suffix=target.suffix)
-    os.close(handle)
-    try:
-        yield Path(name)
-        os.chmod(name, 0o644)
-        os.replace(name, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
 
 
 def _replaceable(path: str) -> bool:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TextIO
+from typing import Any, TextIO
 
-from refsgd.cli.options import exchange_given, of_exchange, own_given, weights
+from refsgd.cli.options import exchange_given, own_given, small_case
 from refsgd.cli.outputs import write
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.stepper import Stepper
@@ -39,28 +39,21 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
             say(f"  {i}  {said}")
         out.flush()
 
-    moves = {"": stepper.step, "b": stepper.back, "u": lambda: stepper.run_until("update"), "r": stepper.run}
+    acts: dict[str, Callable[[str], Any]] = {
+        "": lambda _: stepper.step(), "b": lambda _: stepper.back(), "r": lambda _: stepper.run(),
+        "u": lambda what: stepper.run_until(what or "update"), "w": lambda _: say(repr(stepper.where())),
+        "d": lambda _: say(stepper.diagram()), "l": lambda node: say(stepper.source(node or None)),
+        **dict.fromkeys(("h", "?", "help"), lambda _: say(KEYS))}
     say(stepper.name)
     say(KEYS)
     show()
     for line in lines:
         command, _, what = line.strip().partition(" ")
-        what = what.strip()
         if command in ("q", "quit"):
             return
         try:
-            if command == "w":
-                say(repr(stepper.where()))
-            elif command in ("h", "?", "help"):
-                say(KEYS)
-            elif command == "l":
-                say(stepper.source(what or None))
-            elif command == "d":
-                say(stepper.diagram())
-            elif command == "u" and what:
-                stepper.run_until(what)
-            elif command in moves:
-                moves[command]()
+            if command in acts:
+                acts[command](what.strip())
             elif command.lstrip("-").isdigit():
                 stepper.choose(int(command))
             else:
@@ -81,13 +74,8 @@ def _typed() -> Iterator[str]:
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the options that do not depend on the algorithm."""
-    parser.add_argument("--workers", type=int, default=3, metavar="N", help="default 3")
-    parser.add_argument("--servers", type=int, default=1, metavar="K", help="default 1")
-    parser.add_argument("--steps", type=int, default=3, metavar="T",
-                        help="iterations of each worker (default 3)")
+    small_case(parser, 3, "iterations of each worker (default 3)")
     parser.add_argument("--lr", type=float, default=0.125, help="learning rate (default 0.125)")
-    weights(parser)
-    of_exchange(parser)
     parser.add_argument("--decisions", action="store_true",
                         help="stop only where messages or programs race, the decisions that `refsgd "
                              "explore` counts; by default stop at every effect")
