@@ -19,6 +19,7 @@ import numpy as np
 
 from refsgd.runtimes.processes.status import ABORT, CLOSE, StatusTable
 from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.wire import (
     HEAD,
     LONGEST_DESCRIPTION,
@@ -49,8 +50,9 @@ def abort(comm: MPI.Comm, why: str) -> None:
     comm.Abort(1)
 
 
-class Ranks:
-    """The `refsgd.runtimes.transports.transport.Transport` of one rank, and its part in the counting.
+class Ranks(Transport):
+    """The transport of one rank, and its part in the counting; if a rank or a connection is lost, MPI ends
+    all.
 
     `comm` has a rank for each of `processes`, `rounds` is a duplicate for counting and roll calls; `nodes`
     are the indices of each rank's nodes, `table` is that of this rank.  After `deadline` seconds a rank gives
@@ -165,18 +167,6 @@ class Ranks:
     def unsent(self) -> int:
         """Number of messages that MPI has not accepted yet."""
         return len(self._pending)
-
-    lost = ()  #: MPI ends the job if a connection is lost
-
-    def sever(self, process: str = "") -> bool:
-        """Nothing to do, so False: no faults are planned here."""
-        return False
-
-    def forget(self, process: str) -> None:
-        """Nothing to do: if a rank dies, `mpiexec` ends all."""
-
-    def close(self) -> None:
-        """Nothing to do."""
 
     def _count(self) -> None:
         """Rounds of a sum over (done, idle, sent, got): two equal rounds in which all are idle end the run.

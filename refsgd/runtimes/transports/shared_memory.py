@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from refsgd.runtimes.transports.blocks import Pools
+from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.waking import Waiter, WakeUp, anonymous
 from refsgd.runtimes.transports.wire import Frame, Incoming, Outgoing, decoder, encode
 
@@ -74,9 +75,8 @@ class Segment:
         self._map.close()
 
 
-class Rings:
-    """One process's end of the rings to and from all others, a
-    `refsgd.runtimes.transports.transport.Transport`."""
+class Rings(Transport):
+    """One process's end of the rings to and from all others; memory is never disconnected."""
 
     def __init__(self, segment: Segment, process: str) -> None:
         me, processes = segment.processes.index(process), segment.processes
@@ -133,10 +133,6 @@ class Rings:
         self._frames.clear()
         return frames
 
-    def soon(self, timeout: float) -> bool:
-        """Whether a message arrives in the next moment."""
-        return self._waiter.soon(timeout)
-
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of
         `others`."""
@@ -146,20 +142,10 @@ class Rings:
             ready.remove(self._wake_up.fileno())
         return ready
 
-    def knock(self) -> None:
-        """End a `wait`, from another thread."""
-        self._wake_up.wake()
-
     @property
     def unsent(self) -> int:
         """Bytes in the overflow queues."""
         return sum(self._out[process].nbytes for process in self._stalled)
-
-    lost = ()  #: memory is never disconnected
-
-    def sever(self, process: str = "") -> bool:
-        """Nothing to do, so False: memory is never disconnected."""
-        return False
 
     def forget(self, process: str) -> None:
         """A process has died: drop what waits for it, and take back what it was lent."""
@@ -167,9 +153,6 @@ class Rings:
         self._stalled.discard(process)
         if self._pool is not None:
             self._pool.forget(self._processes.index(process))
-
-    def close(self) -> None:
-        """Nothing to do: the memory is freed with the process."""
 
 
 def _writer(segment: Segment, src: int, to: int) -> Callable[[memoryview], int]:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.waking import Waiter, WakeUp
 from refsgd.runtimes.transports.wire import (
     LARGEST_PAYLOAD,
@@ -171,9 +172,10 @@ def answer(listener: socket.socket, secret: bytes, me: int, peers: Sequence[int]
 # -- the transport -----------------------------------------------------------------------------------------
 
 
-class Sockets:
-    """One process's connections `peers` to all others, past their handshakes: a
-    `refsgd.runtimes.transports.transport.Transport`."""
+class Sockets(Transport):
+    """One process's connections `peers` to all others, past their handshakes."""
+
+    lost: set[str]
 
     def __init__(self, listeners: Listeners, process: str, peers: Mapping[str, socket.socket]) -> None:
         self._wake_up, self._peers, self.lost = listeners.wake_ups[process], peers, set[str]()
@@ -286,19 +288,11 @@ class Sockets:
         self._frames.clear()
         return frames
 
-    def soon(self, timeout: float) -> bool:
-        """Whether a message arrives in the next moment."""
-        return self._waiter.soon(timeout)
-
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of
         `others`."""
         mine: int = self._poll.fileno()  # epoll and kqueue have one
         return [fd for fd in self._waiter.wait([mine, *others], timeout) if fd != mine]
-
-    def knock(self) -> None:
-        """End a `wait`, from another thread."""
-        self._wake_up.wake()
 
     @property
     def unsent(self) -> int:

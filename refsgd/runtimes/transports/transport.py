@@ -3,52 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from refsgd.runtimes.transports.waking import Waiter, WakeUp
 from refsgd.runtimes.transports.wire import Frame
 
 
-class Transport(Protocol):
+class Transport:
     """The methods of rings, sockets or MPI for a driver; only `wait` and, for a moment, `soon` wait."""
+
+    lost: Iterable[str] = ()  #: hosts whose connection has ended
+    _wake_up: WakeUp
+    _waiter: Waiter
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Send a message; bytes that do not fit are kept and sent later."""
-        ...
+        raise NotImplementedError
 
     def take(self) -> list[Frame]:
         """The messages that have arrived, in order for each channel."""
-        ...
+        raise NotImplementedError
 
     def soon(self, timeout: float) -> bool:
         """Whether a message arrives in the next moment; a cheap poll before an expensive sleep."""
-        ...
+        return self._waiter.soon(timeout)
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
-        """Sleep until a message arrives, there is room for kept bytes, or the time is up."""
-        ...
+        """Sleep until a message arrives, there is room for kept bytes, or the time is up; the readable ones
+        of `others`."""
+        raise NotImplementedError
 
     def knock(self) -> None:
         """Wake the waiter, from another thread."""
-        ...
+        self._wake_up.wake()
 
     @property
     def unsent(self) -> int:
-        """Number of kept bytes that did not fit."""
-        ...
+        """Number of kept bytes, or over MPI messages, that did not fit."""
+        raise NotImplementedError
 
     def forget(self, process: str) -> None:
         """Drop the bytes kept for a process that has died."""
-        ...
-
-    @property
-    def lost(self) -> Iterable[str]:
-        """Hosts whose connection has ended."""
-        ...
 
     def sever(self, process: str = "") -> bool:
-        """Cut all connections, or the one to a process, like a broken network."""
-        ...
+        """Cut all connections, or the one to a process, like a broken network; False if there are none."""
+        return False
 
     def close(self) -> None:
         """Close the transport at the end of the run."""
-        ...
