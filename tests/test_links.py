@@ -304,7 +304,7 @@ class InOrderOfSends(Paused):
                 head = start
                 start = max(head, self._free[link])
                 self._free[link] = start + nbytes * byte_time
-                self._uses.append(Use(link, start, self._free[link], task.node, to))
+                self.uses.append(Use(link, start, self._free[link], task.node, to))
                 lag += head - start
             lag = max(nbytes * byte_time, lag)
             last, start = start, start + latency
@@ -317,24 +317,24 @@ class InOrderOfSends(Paused):
 class TailForgotten(Paused):
     """A message has arrived when its last link has passed as many bytes, though they are not there yet."""
 
-    def _head(self, to, src, body, number, nbytes, way, at, lag):
-        super()._head(to, src, body, number, nbytes, way, at, 0.0)
+    def _head(self, head, way, at, lag, message):
+        super()._head(head, way, at, 0.0, message)
 
 
 class Unlimited(Paused):
     """Links after the first serve all messages at the same time."""
 
-    def _head(self, to, src, body, number, nbytes, way, at, lag):
+    def _head(self, head, way, at, lag, message):
         self._free[way[at].link] = 0.0
-        super()._head(to, src, body, number, nbytes, way, at, lag)
+        super()._head(head, way, at, lag, message)
 
 
 class Swapped(Paused):
     """Half-duplex links as if they were full: the two directions have free times of their own."""
 
-    def _head(self, to, src, body, number, nbytes, way, at, lag):
+    def _head(self, head, way, at, lag, message):
         free, self._free = self._free, getattr(self, "other", [0.0] * len(self._free))
-        super()._head(to, src, body, number, nbytes, way, at, lag)
+        super()._head(head, way, at, lag, message)
         self.other, self._free = self._free, free
 
 

@@ -19,14 +19,14 @@ from typing import Any
 from refsgd.cluster import prices
 from refsgd.cluster.cores import Processors, of_hosts
 from refsgd.cluster.draws import Draws
-from refsgd.cluster.links import Hop, Network
+from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Factory
-from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
+from refsgd.runtimes.engine import RESUME, Task
 from refsgd.runtimes.engine import Deadlock as Deadlock
-from refsgd.runtimes.priority import Outgoing, of_nodes
+from refsgd.runtimes.links import Linked
 from refsgd.runtimes.programs import line_of, read, share_of
-from refsgd.trace import Event, Marked, Polled, Run, Trace, Use
+from refsgd.trace import Event, Marked, Polled, Run, Trace
 
 
 class RunFailed(RuntimeError):
@@ -56,7 +56,7 @@ def rare_full_collections() -> Iterator[None]:
         gc.set_threshold(young, middle, full)
 
 
-class Simulator(Engine):
+class Simulator(Linked):
     """Runs a deployment in virtual time on a machine; durations and choices are drawn from `seed`.
 
     It is an iterator of the run's events.  It raises `Deadlock` when nothing can happen and a main program
@@ -77,13 +77,8 @@ class Simulator(Engine):
                  observe: int = 64, keep: int = 0) -> None:
         self.machine = machine = machine or Machine()
         deployment = deployment() if callable(deployment) else deployment
-        super().__init__(deployment, observe=observe, keep=keep)
-        self.network, priced = Network(machine, deployment), prices.of_nodes(machine, deployment)
-        self.host = self.network.host
-        self._free = [0.0] * len(self.network.links)
-        self._ways = self.network.ways
-        self._uses: list[Use] | None = [] if self.network.described else None
-        self._outgoing = Outgoing(self, of_nodes(deployment), self._free, self._departs, self._post)
+        super().__init__(Network(machine, deployment), deployment, observe=observe, keep=keep)
+        self.host, priced = self.network.host, prices.of_nodes(machine, deployment)
         self._read = 0
         # programs that are still to be told that the run has ended
         self._told: Iterator[Task] | None = None
@@ -142,7 +137,7 @@ class Simulator(Engine):
     def trace(self) -> Trace:
         """The events so far as a `Trace`."""
         return Trace(self.events, self.nodes, self.seconds or self.now, self.machine.latency,
-                     self.machine.bandwidth, roles=self.roles, links=self._uses or [],
+                     self.machine.bandwidth, roles=self.roles, links=self.uses or [],
                      wires=self.network.wires(self._ways),
                      hosts=self.host if self.network.described else {},
                      shared_links=self.network.shared_links())
@@ -193,74 +188,6 @@ class Simulator(Engine):
             heappush(self._agenda, (due, RESUME, task.rank, turn, again, args))
         else:
             call(task, *args)
-
-    # -- messages ------------------------------------------------------------------------------------------
-
-    def departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the transmission of a message begins; with priorities, now and until the link has decided."""
-        return self.now if self._outgoing else self._departs(task, to, nbytes)
-
-    def _departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the first link of its way is free for a message; a message within memory needs none."""
-        start, way = self.now, self._ways[task.node, to]
-        if way:
-            link, byte_time, _ = way[0]
-            free = self._free
-            if free[link] > start:
-                start = free[link]
-            free[link] = end = start + nbytes * byte_time
-            if self._uses is not None:
-                self._uses.append(Use(link, start, end, task.node, to))
-        return start
-
-    def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Send a message on its way; with priorities it waits for its turn first."""
-        way = self._ways[task.node, to]
-        if self._outgoing and way:
-            self._outgoing.wait(way[0].link, task, to, body, number, nbytes)
-        else:
-            self._post(task, to, body, number, nbytes, start)
-
-    def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Put the arrival of the message's head at the next link, or where there is none its own, on the
-        agenda."""
-        way = self._ways[task.node, to]
-        self._sequence += 1  # as in `_at`
-        if len(way) > 1:
-            _, byte_time, latency = way[0]
-            heappush(self._agenda, (start + latency, HEAD, task.rank, self._sequence, self._head,
-                                    (to, task.node, body, number, nbytes, way, 1, nbytes * byte_time)))
-        else:
-            if way:
-                _, byte_time, latency = way[0]
-                start += nbytes * byte_time + latency
-            heappush(self._agenda, (start, ARRIVE, task.rank, self._sequence, self.deliver,
-                                    (to, task.node, body, number, nbytes)))
-
-    def _head(self, to: str, src: str, body: Any, number: int, nbytes: int, way: tuple[Hop, ...], at: int,
-              lag: float) -> None:
-        """The head of a message reaches a link of its way, which serves in this order; its tail is `lag`
-        behind."""
-        now, free = self.now, self._free
-        link, byte_time, latency = way[at]
-        start, time = free[link], nbytes * byte_time
-        if start > now:
-            lag += now - start
-        else:
-            start = now
-        free[link] = end = start + time
-        if time > lag:
-            lag = time
-        if self._uses is not None:
-            self._uses.append(Use(link, start, end, src, to))
-        at += 1
-        self._sequence += 1  # as in `_at`
-        if at < len(way):
-            heappush(self._agenda, (start + latency, HEAD, self.rank[src], self._sequence, self._head,
-                                    (to, src, body, number, nbytes, way, at, lag)))
-        else:
-            heappush(self._agenda, (start + lag + latency, ARRIVE, self.rank[src], self._sequence,
-                                    self.deliver, (to, src, body, number, nbytes)))
 
     # -- the end -------------------------------------------------------------------------------------------
 

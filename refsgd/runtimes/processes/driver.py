@@ -6,7 +6,7 @@ timer's due time, an emulated arrival), and lateness shortens the next sleep.  N
 only at the end of a `Compute` that is late by more than `SLACK`, because no sleep is left to absorb it; slips
 are counted.
 
-*Emulated links* are in `refsgd.runtimes.processes.links`.
+*Emulated links* are in `refsgd.runtimes.links`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Died, Load, payload_bytes
-from refsgd.runtimes.engine import HEAD, RESUME, Engine, Task
+from refsgd.runtimes.engine import HEAD, RESUME, Task
 from refsgd.runtimes.faults import Fault, Plan, gives_up, roles_of_hosts
+from refsgd.runtimes.links import Linked
 from refsgd.runtimes.mailbox import Envelope, tag_of
-from refsgd.runtimes.priority import Outgoing, of_nodes
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.computing import Computing, Done, Job
 from refsgd.runtimes.processes.lateness import Lateness
-from refsgd.runtimes.processes.links import GroupLinks, Links
+from refsgd.runtimes.processes.links import GroupLinks
 from refsgd.runtimes.processes.status import ABORT, HALT, StatusLog, StatusTable
 from refsgd.runtimes.programs import freeze, line_of, share_of
 from refsgd.runtimes.simulator import rare_full_collections
@@ -51,7 +51,7 @@ class Aborted(Exception):
     """The launcher wants this process to end."""
 
 
-class Driver(Engine):
+class Driver(Linked):
     """Runs the programs of the nodes of one process.
 
     `quiet` is called when all main programs here have returned and nothing is left to do; `watch` are
@@ -64,7 +64,8 @@ class Driver(Engine):
                  keep: int = 0, groups: GroupLinks | None = None) -> None:
         network = Network(machine, deployment)
         self.process_of, self.here = network.host, process
-        super().__init__(deployment, [n for n in deployment if self.process_of[n] == process], observe, keep)
+        here = [n for n in deployment if self.process_of[n] == process]
+        super().__init__(network, deployment, here, observe, keep, groups)
         self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
         self.paced = machine.paced
         self.began = 0.0  # the common start on the monotonic clock; `now` counts nominal seconds since then
@@ -83,8 +84,9 @@ class Driver(Engine):
         self._hopeless = 0  # how often the launcher has announced that waiting programs get no message
         self._lost_at: dict[str, float] = {}  # processes with lost connections, and since when
         self._emulated = machine.linked or machine.paced
-        self.links = Links(network, self.rank, groups, self._at, self.deliver)
-        self._outgoing = Outgoing(self, of_nodes(deployment), self.links.free, self._departs, self._post)
+        if not self._emulated:
+            self._priority = {}
+        self._left: dict[str, float] = {}  # when the last message of each node had left it
         shared = of_hosts(machine.cores, [(process, task, loads[task.node]) for task in self.all_tasks])
         self._processors = shared.get(process) if self.paced else None
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
@@ -161,7 +163,9 @@ class Driver(Engine):
             self._next[channel] = number + 1
             nbytes, now = payload_bytes(fields), self.clock()
             if self._emulated or stamp > now:
-                self.links.enters(stamp, to, src, fields, number, nbytes, tag)
+                if way := self._ways[channel]:
+                    self._left[src] = stamp + nbytes * way[0].byte_time
+                self._enters(stamp, (to, src, fields, number, nbytes, tag))
             else:  # it arrives now
                 self._arrived.append((to, Envelope(src, tag, fields, number, now, nbytes)))
         while self._computing.finished:
@@ -178,10 +182,10 @@ class Driver(Engine):
             del self._sent_to[process], self._got_from[process]
             for node in (n for n in self.nodes if self.process_of[n] == process):
                 # after everything that it sent, some of which may still be on emulated links
-                start = max(self.clock(), self.links.left.get(node, 0.0))
+                start = max(self.clock(), self._left.get(node, 0.0))
                 self.dead.append(node)
                 for to in self.tasks:
-                    self.links.enters(start, to, node, (node,), -1, 0, tag_of(Died))
+                    self._enters(start, (to, node, (node,), -1, 0, tag_of(Died)))
         self._words.noticed = len(self._dead) + self._hopeless
 
     def _end_one(self) -> None:
@@ -216,11 +220,9 @@ class Driver(Engine):
             self.deliver(to, src, fields, number, nbytes, tag, arrival)
         else:
             due, order, _, _, call, args = heappop(self._agenda)
-            if order == HEAD:
-                call(due, *args)  # the link keeps its own time
-            else:
+            if order != HEAD:  # a link keeps its own time
                 self.now = max(due, self.now) if self.paced else self.clock()
-                call(*args)
+            call(*args)
         self._continue()
 
     def _continue(self) -> None:
@@ -365,28 +367,16 @@ class Driver(Engine):
     # -- messages ------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the transmission of a message begins; with priorities, now, until the link decides."""
-        return self.now if self._outgoing else self._departs(task, to, nbytes)
-
-    def _departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the first link of a message's path is free; now if nothing is emulated."""
-        return self.links.departs(task.node, to, self.now, nbytes) if self._emulated else self.now
-
-    def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Send a message on its way; with priorities it waits for its turn first."""
-        way = self.links.ways[task.node, to]
-        if self._outgoing and self._emulated and way:
-            self._outgoing.wait(way[0].link, task, to, body, number, nbytes)
-        else:
-            self._post(task, to, body, number, nbytes, start)
+        """When the transmission of a message begins: now if nothing is emulated."""
+        return super().departs(task, to, nbytes) if self._emulated else self.now
 
     def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hand a message to the transport, or put one for this process on the agenda."""
         src, there = task.node, self.process_of[to]
-        if there != self.here or self.links.ways[src, to]:  # otherwise through memory, without delay
+        if there != self.here or self._ways[src, to]:  # otherwise through memory, without delay
             start += self._faults.later(src, to)
         if there == self.here:
-            self.links.enters(start, to, src, body, number, nbytes)
+            super()._post(task, to, body, number, nbytes, start)
         elif there not in self._dead:
             self._sent_to[there] += 1
             try:

@@ -1,23 +1,14 @@
-"""The emulated links of one process, which messages occupy as in the simulator (see `refsgd.cluster.links`).
-
-The process that sends a message serves the first link of its way; the message carries the start of its
-transmission.  The process that receives it serves all others, each at the time when the head is due there, so
-that heads are served in order.  The links of a group of hosts are served by several processes, whose common
-memory holds the times when they are free.
-"""
+"""Links of groups of hosts, which several processes serve: a file holds the times when they are free."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from refsgd.cluster.links import Hop, Network
-from refsgd.runtimes.engine import ARRIVE, HEAD
 from refsgd.runtimes.processes.system import unnamed_file
-from refsgd.trace import Use
 
 
 class GroupLinks:
@@ -27,13 +18,8 @@ class GroupLinks:
     single store of eight bytes changes a time: a message whose receiver dies has occupied the link, or has
     not.
 
-    Parameters
-    ----------
-    links : iterable of int
-        Their indices in the network.
-    file : int, optional
-        A descriptor of the file that holds the times; by default a new one without a name, made before the
-        fork.
+    `links` are their indices in the network, `file` is a descriptor of the file that holds the times, by
+    default a new one without a name, made before the fork.
     """
 
     def __init__(self, links: Iterable[int], file: int | None = None) -> None:
@@ -70,62 +56,3 @@ class GroupLinks:
     def close(self) -> None:
         """Give the file back, in the launcher."""
         os.close(self._file)
-
-
-class Links:
-    """The links of the ways that begin or end at the nodes of one process; `put` and `deliver` are its
-    driver's: the one puts a call on the agenda, the other is called when a message arrives."""
-
-    def __init__(self, network: Network, rank: Mapping[str, int], groups: GroupLinks | None,
-                 put: Callable[..., None], deliver: Callable[..., None]) -> None:
-        self.ways, self._rank, self._put, self._deliver = network.ways, rank, put, deliver
-        self.free, self._groups = [0.0] * len(network.links), groups
-        self.uses: list[Use] | None = [] if network.described else None
-        #: when the last message of each node had left it
-        self.left: dict[str, float] = {}
-
-    def departs(self, src: str, to: str, now: float, nbytes: int) -> float:
-        """When the first link of its way is free for a message; a message through memory needs none."""
-        way = self.ways[src, to]
-        return self._serve(way[0], now, src, to, nbytes) if way else now
-
-    def enters(self, start: float, to: str, src: str, body: Any, number: int, nbytes: int,
-               tag: int = 0) -> None:
-        """A message that began to leave at `start`: put its head at the next link, or where there is none its
-        arrival, on the agenda."""
-        way, lag = self.ways[src, to], 0.0
-        if way:
-            _, byte_time, latency = way[0]
-            lag = nbytes * byte_time
-            self.left[src] = start + lag
-            if len(way) > 1:
-                self._put(start + latency, HEAD, self._rank[src], self._head, to, src, body, number, nbytes,
-                          tag, way, 1, lag)
-                return
-            start += lag + latency
-        self._put(start, ARRIVE, self._rank[src], self._deliver, to, src, body, number, nbytes, tag)
-
-    def _head(self, head: float, to: str, src: str, body: Any, number: int, nbytes: int, tag: int,
-              way: tuple[Hop, ...], at: int, lag: float) -> None:
-        """The head of a message reaches a link of its way, which serves in this order; its tail is `lag`
-        behind."""
-        hop = way[at]
-        start = self._serve(hop, head, src, to, nbytes)
-        lag = max(nbytes * hop.byte_time, lag + (head - start))
-        message = to, src, body, number, nbytes, tag
-        if at + 1 < len(way):
-            self._put(start + hop.latency_after, HEAD, self._rank[src], self._head, *message, way, at + 1,
-                      lag)
-        else:
-            self._put(start + lag + hop.latency_after, ARRIVE, self._rank[src], self._deliver, *message)
-
-    def _serve(self, hop: Hop, head: float, src: str, to: str, nbytes: int) -> float:
-        link, seconds = hop.link, nbytes * hop.byte_time
-        if self._groups is not None and link in self._groups:
-            start = self._groups.serve(link, head, seconds)
-        else:
-            start = max(head, self.free[link])
-            self.free[link] = start + seconds
-        if self.uses is not None:
-            self.uses.append(Use(link, start, start + seconds, src, to))
-        return start

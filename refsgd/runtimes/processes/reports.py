@@ -121,7 +121,7 @@ class Report(NamedTuple):
         """The report of a process that has ended normally."""
         return cls(driver.values, driver.events, driver.seconds,
                    {node: record.figures() for node, record in driver.lateness.items()},
-                   driver.links.uses or [],
+                   driver.uses or [],
                    {node: list(x) for node, x in driver.kept.items()} if halted else {})
 
 

@@ -1,0 +1,129 @@
+"""Engines whose messages occupy links; `refsgd.cluster.links` has the formulas and the path of each message.
+
+The process that sends a message serves the first link of its path; the message carries the start of its
+transmission.  The process that receives it serves all others, each at the time when the head is due there, so
+that heads are served in order.  In virtual time one engine does both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from refsgd.cluster.links import Hop, Network
+from refsgd.effects import Deployment
+from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
+from refsgd.trace import Use
+
+if TYPE_CHECKING:
+    from refsgd.runtimes.processes.links import GroupLinks
+
+LAST = 1 << 60  #: the rank on the agenda behind all programs that resume at the same moment
+
+
+class Linked(Engine):
+    """An engine whose messages occupy the links of a network; several processes serve those in `groups`.
+
+    If nodes have priorities, a message waits before its first link until the link has chosen it.  That is not
+    preemptive, so a message waits for at most one other of a lower priority.
+    """
+
+    def __init__(self, network: Network, deployment: Deployment, nodes: Iterable[str] | None = None,
+                 observe: int = 64, keep: int = 0, groups: GroupLinks | None = None) -> None:
+        super().__init__(deployment, nodes, observe, keep)
+        self.network, self._groups = network, groups
+        self._ways, self._free = network.ways, [0.0] * len(network.links)
+        self.uses: list[Use] | None = [] if network.described else None
+        priority = {name: node.priority for name, node in deployment.items()}
+        self._priority = priority if any(priority.values()) else {}
+        self._waiting = defaultdict[int, list[Any]](list)  # by link
+        self._order = count()
+
+    def departs(self, task: Task, to: str, nbytes: int) -> float:
+        """When the transmission of a message begins; with priorities, now and until the link has decided."""
+        return self.now if self._priority else self._departs(task, to, nbytes)
+
+    def _departs(self, task: Task, to: str, nbytes: int) -> float:
+        """When the first link of its way is free for a message; a message within memory needs none."""
+        way = self._ways[task.node, to]
+        return self._serve(way[0], self.now, task.node, to, nbytes) if way else self.now
+
+    def _serve(self, hop: Hop, head: float, src: str, to: str, nbytes: int) -> float:
+        """Occupy a link with a message whose head is there, as soon as it is free; when that is."""
+        link, byte_time, _ = hop
+        if self._groups is not None and link in self._groups:
+            start = self._groups.serve(link, head, nbytes * byte_time)
+        else:
+            start = self._free[link]
+            if start < head:
+                start = head
+            self._free[link] = start + nbytes * byte_time
+        if self.uses is not None:
+            self.uses.append(Use(link, start, start + nbytes * byte_time, src, to))
+        return start
+
+    def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+        """Send a message on its way; with priorities it waits for its turn first."""
+        if self._priority and (way := self._ways[task.node, to]):
+            waiting, event = self._waiting[way[0].link], len(self.events) - 1
+            urgency = max(self._priority[task.node], self._priority[to])
+            heappush(waiting, (urgency, next(self._order), event, task, to, body, number, nbytes))
+            if len(waiting) == 1:
+                self._turn(way[0].link)
+        else:
+            self._post(task, to, body, number, nbytes, start)
+
+    def _turn(self, link: int) -> None:
+        self._at(max(self._free[link], self.now), RESUME, LAST, self._choose_next, link)
+
+    def _choose_next(self, link: int) -> None:
+        """The link is free: it serves the most urgent message, whose event is told when that began."""
+        waiting, events = self._waiting[link], self.events
+        _, _, event, task, to, body, number, nbytes = heappop(waiting)
+        start = self._departs(task, to, nbytes)
+        events[event] = events[event]._replace(start=start)
+        self._post(task, to, body, number, nbytes, start)
+        if waiting:
+            self._turn(link)
+
+    def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
+        """Send a message that begins to leave at `start`."""
+        self._enters(start, (to, task.node, body, number, nbytes, 0))
+
+    def _enters(self, start: float, message: tuple[str, str, Any, int, int, int]) -> None:
+        """Put the arrival of a message's head at its second link, or without one its own, on the agenda;
+        `message` are the arguments of `deliver`."""
+        to, src, _, _, nbytes, _ = message
+        way = self._ways[src, to]
+        self._sequence += 1  # as in `_at`, where to pack *args takes as long as the heap
+        if len(way) > 1:
+            _, byte_time, latency = way[0]
+            heappush(self._agenda, (start + latency, HEAD, self.rank[src], self._sequence, self._head,
+                                    (start + latency, way, 1, nbytes * byte_time, message)))
+        else:
+            if way:
+                _, byte_time, latency = way[0]
+                start += nbytes * byte_time + latency
+            heappush(self._agenda, (start, ARRIVE, self.rank[src], self._sequence, self.deliver, message))
+
+    def _head(self, head: float, way: tuple[Hop, ...], at: int, lag: float,
+              message: tuple[str, str, Any, int, int, int]) -> None:
+        """The head of a message reaches a link of its way, which serves in this order; its tail is `lag`
+        behind."""
+        to, src, _, _, nbytes, _ = message
+        start = self._serve(way[at], head, src, to, nbytes)
+        _, byte_time, latency = way[at]
+        lag += head - start
+        if lag < nbytes * byte_time:
+            lag = nbytes * byte_time
+        at += 1
+        self._sequence += 1  # as in `_at`
+        if at < len(way):
+            heappush(self._agenda, (start + latency, HEAD, self.rank[src], self._sequence, self._head,
+                                    (start + latency, way, at, lag, message)))
+        else:
+            heappush(self._agenda, (start + lag + latency, ARRIVE, self.rank[src], self._sequence,
+                                    self.deliver, message))
