@@ -6,9 +6,11 @@ Names of nodes, classes and number of messages, and helper programs do not count
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -20,8 +22,9 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.result import final_parameters
+from refsgd.experiment.result import final_parameters, replicas
 from refsgd.problems import Problem, quadratic
+from refsgd.problems.chain import Block, Chain
 from refsgd.problems.layers import equal
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
@@ -49,7 +52,7 @@ class Gate(NamedTuple):
 
 def _gates(name: str, options: Mapping[str, Any]) -> list[Gate]:
     """The gates by which an algorithm is checked: those of its options, or small ones; [] if it has none."""
-    if name == "asp":
+    if name in ("asp", "hogwild"):
         return [Gate(INF, INF, options)]
     if name == "ssp":
         slacks = [options["staleness"]] if "staleness" in options else [0, 1]
@@ -209,43 +212,83 @@ def _waits_no_longer(deploy: Deploy, gates: list[Gate]) -> str:
     return "a fast worker begins every gradient that it may"
 
 
-# -- any other algorithm: the models that it may read --------------------------------------------------------
+# -- any other algorithm: the models that it may read, and what no schedule changes --------------------------
 
 
-class Models(NamedTuple):
-    """What the workers of an algorithm may read, and its results, in every schedule of a small case."""
+@dataclass
+class Models:
+    """What the workers of an algorithm read and what it ends with, in the schedules of a small case.
 
-    reads: dict[tuple[int, int], set[bytes]]
-    finals: set[bytes]
-    complete: bool
+    What is the same in all of the catalogue's schedules is a promise: the result of a synchronous algorithm,
+    the mean of replicas that average in pairs, the sum of replicas and centre.
+    """
+
+    reads: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
+    finals: set[bytes] = field(default_factory=set)
+    sums: set[bytes | None] = field(default_factory=set)  #: of servers and replicas; None: they return none
+    complete: bool = False
 
     @property
     def one(self) -> bool:
         """Whether all schedules agree."""
         return self.complete and all(len(known) == 1 for known in self.reads.values())
 
+    @property
+    def conserved(self) -> bytes | None:
+        """The sum of servers and replicas, if that is the same in all schedules and the result is not."""
+        return min(self.sums) if len(self.finals) > 1 == len(self.sums) else None  # type: ignore[type-var]
+
+
+def _sum(run: Run, workers: int) -> bytes | None:
+    servers, own = replicas(run)
+    if not servers or len(own) < workers:
+        return None
+    return contents(np.concatenate(servers) + sum(own), workers).tobytes()
+
 
 def _models(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int) -> Models:
-    reads: dict[tuple[int, int], set[bytes]] = {}
-    finals = set[bytes]()
+    models = Models()
 
     def judge(rank: int, t: int, counts: Array) -> None:
-        reads.setdefault((rank, t), set()).add(counts.tobytes())
+        models.reads.setdefault((rank, t), set()).add(counts.tobytes())
 
     def at_end(run: Run) -> None:
-        finals.add(contents(final_parameters(run), workers).tobytes())
+        models.finals.add(contents(final_parameters(run), workers).tobytes())
+        models.sums.add(_sum(run, workers))
 
-    report = explore(lambda: deploy(traced(workers, steps, judge), workers, steps, SGD(RATE), **options),
-                     at_end, most=8 * BEGUN)
-    return Models(reads, finals, report.complete)
+    def small() -> Deployment:
+        return deploy(traced(workers, steps, judge), workers, steps, SGD(RATE), **options)
+
+    models.complete = explore(small, at_end, most=8 * BEGUN).complete
+    if not models.complete:
+        walk(small, at_end, runs=WALKS)
+    return models
+
+
+class Case(NamedTuple):
+    """A small case, and what is known of the catalogue's algorithm in it."""
+
+    options: Mapping[str, Any]
+    workers: int
+    steps: int
+    known: Models
+
+
+def _cases(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Case]:
+    """Small cases: of an algorithm with a period, also those in which replicas are averaged soon."""
+    takes = inspect.signature(deploy).parameters.keys() & inspect.signature(CATALOGUE[name]).parameters.keys()
+    periods = (1, 2) if "period" in takes - options.keys() else ()
+    for own in [{**options, "period": p} for p in periods] or [dict(options)]:
+        for workers, steps in ((2, 1), (2, 2), (3, 2), (3, 3))[:4 if periods else 3]:
+            with suppress(ValueError):
+                models = _models(CATALOGUE[name], own, workers, steps)
+                if models.complete or len(models.finals) == 1 or models.conserved:
+                    yield Case(own, workers, steps, models)
 
 
 def _like(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Property]:
-    cases = {(2, 1): _models(CATALOGUE[name], options, 2, 1), (2, 2): _models(CATALOGUE[name], options, 2, 2)}
-    if cases[2, 2].one:  # a larger case needs only one schedule of the catalogue's algorithm
-        with suppress(ValueError):
-            cases[3, 2] = _models(CATALOGUE[name], options, 3, 2)
-    cases = {sizes: models for sizes, models in cases.items() if models.complete}
+    cases = list(_cases(deploy, name, options))
+    one = all(case.known.one for case in cases)
 
     def known_to_be(counts: Array, known: set[bytes], what: str) -> None:
         if counts.tobytes() not in known:
@@ -255,32 +298,80 @@ def _like(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Pro
 
     def explored(read: bool) -> str:
         runs = 0
-        for (workers, steps), of in cases.items():
-            def judge(rank: int, t: int, counts: Array, of: Models = of) -> None:
-                known_to_be(counts, of.reads[rank, t],
+        for own, workers, steps, known in cases:
+            def judge(rank: int, t: int, counts: Array, known: Models = known) -> None:
+                known_to_be(counts, known.reads[rank, t],
                             f"the model at which worker {rank} computes gradient {t}")
 
-            def at_end(run: Run, of: Models = of, workers: int = workers) -> None:
-                known_to_be(contents(final_parameters(run), workers), of.finals, "the result")
+            def at_end(run: Run, known: Models = known, workers: int = workers) -> None:
+                if known.complete or len(known.finals) == 1:
+                    known_to_be(contents(final_parameters(run), workers), known.finals, "the result")
+                if known.conserved and (held := _sum(run, workers)):
+                    known_to_be(np.frombuffer(held, np.float32).reshape(workers, -1), {known.conserved},
+                                "the sum of all servers and replicas")
 
-            runs += _explored(deploy, options, workers, steps, judge if read else _nothing,
-                              _nothing if read else at_end)
+            if not read or known.complete:
+                runs += _explored(deploy, own, workers, steps, judge if read else _nothing,
+                                  _nothing if read else at_end)
         return f"as {name}'s, in {counted(runs, 'schedule')}"
 
+    def result() -> str:
+        said = explored(False)
+        if one:
+            _arrives(deploy, name, options)
+        return said
+
     def reached() -> str:
-        for sizes, of in cases.items():
-            mine = _models(deploy, options, *sizes)
-            for (rank, t), known in of.reads.items():
-                if mine.complete and (never := known - mine.reads.get((rank, t), set())):
+        for own, workers, steps, known in cases:
+            if not known.complete:
+                continue
+            mine = _models(deploy, own, workers, steps)
+            for (rank, t), models in known.reads.items():
+                if mine.complete and (never := models - mine.reads.get((rank, t), set())):
                     raise Misread(f"worker {rank} never computes gradient {t} at a model that contains "
-                                  f"{_shown(never, sizes[0])}; with {name} it does in some schedule")
+                                  f"{_shown(never, workers)}; with {name} it does in some schedule")
         return f"all of {name}'s are reached"
 
     yield "models read", lambda: explored(True)
-    yield "result", lambda: explored(False)
+    yield "result", result
     yield "models reached", reached
-    yield "same bits", lambda: _same_bits(deploy, name, options, (3, 2) in cases)
+    yield "same bits", lambda: _same_bits(deploy, name, options, one)
     yield "no needless wait", lambda: _waits_as(deploy, name, options)
+
+
+def _squares(d: int) -> Problem:
+    """A net of d weights, x_0^2 x_1^2 ..., that should be 2: each gradient depends on all weights."""
+    def forward(x: Array, a: Array, rows: Any) -> tuple[Array, Array]:
+        return x**2 * a, a
+
+    def backward(x: Array, a: Array, above: Array) -> tuple[Array, Array]:
+        return 2 * x * a * above, x**2 * above
+
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        out = np.prod(x**2)
+        return np.asarray((out - 2) * 2 * out / x, np.float32)
+
+    blocks = [Block(f"x{k}", slice(k, k + 1), 1, 4, forward, backward) for k in range(d)]
+    return Problem(np.ones(d, np.float32), gradient, lambda x: 0.0, layers=equal(d, gradient),
+                   chain=Chain(blocks, lambda rows: np.ones(1, np.float32), lambda out, rows: out - 2))
+
+
+def _arrives(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
+    """Check that one gradient arrives whole, sooner or later, and that the stages of a net use one version
+    of their weights forward and backward; where schedules do not matter."""
+    def first(x: Array, rank: int, t: int) -> Array:
+        return np.array([1, -8, 4, 2], np.float32) * np.float32(1 + rank) * np.float32(t == 0)
+
+    cases = [(Problem(np.zeros(4, np.float32), first, lambda x: 0.0, layers=equal(4, first)), 2, 12,
+              "12 steps in which only the first gradient is not 0")]
+    if "stages" in inspect.signature(CATALOGUE[name]).parameters:
+        cases += [(_squares(n), n, 4, "4 batches of the net x0^2 x1^2 ... = 2") for n in (2, 3)]
+    for problem, workers, steps, case in cases:
+        theirs, mine = (final_parameters(simulate(f(problem, workers, steps, SGD(RATE), **options)))
+                        for f in (CATALOGUE[name], deploy))
+        if not np.allclose(mine, theirs, atol=1e-4):
+            raise Misread(f"after {case}, the parameters are {np.round(mine, 4).tolist()}; with {name} they "
+                          f"are {np.round(theirs, 4).tolist()}")
 
 
 def _shown(known: set[bytes], workers: int) -> str:
@@ -331,7 +422,7 @@ def _same_rule(deploy: Deploy, name: str, options: Mapping[str, Any], workers: i
 
 
 #: algorithms that are not compared: no schedules of several workers, or too many for a few seconds
-NOT_COMPARED = ("sequential", "sandblaster", "hogwild", "gosgd", "pair-averaging")
+NOT_COMPARED = ("sequential", "sandblaster", "gosgd", "pair-averaging")
 
 
 def names_of(name: str) -> list[str]:
