@@ -81,7 +81,7 @@ def _own(args: argparse.Namespace, name: str, function: Any) -> argparse.Namespa
 def grade(args: argparse.Namespace) -> None:
     """Grade the target in a child process and write the points."""
     from refsgd.cli import grades, grading
-    from refsgd.testing.tracers import options_for
+    from refsgd.testing.comparison import options_for
 
     if args.algorithm:
         args.algorithm = catalogued(args.algorithm)

@@ -24,8 +24,8 @@ from typing import Any
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment.prepare import Usage
+from refsgd.testing.comparison import names_of
 from refsgd.testing.findings import Finding
-from refsgd.testing.tracers import names_of
 
 MEMORY = 1 << 30  #: bytes of a submission's address space
 OUTPUT = 16 << 20  #: bytes of any file that it writes, its standard output included
@@ -126,7 +126,7 @@ def inside(args: Any, load: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
                 forbid(args.target.partition(":")[0], args.forbid)
             target, given = load()
             say(Finding("file", True, "can be imported"))
-            sys.modules["refsgd.testing.tracers"].CATALOGUE = reference  # type: ignore[attr-defined]
+            sys.modules["refsgd.testing.comparison"].CATALOGUE = reference  # type: ignore[attr-defined]
             pages = 3
             for finding in findings(target, algorithm=args.algorithm, processes=False, max_runs=60, **given):
                 page = _page(finding) if args.html and pages and finding.held is False else ""

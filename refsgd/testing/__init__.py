@@ -29,6 +29,7 @@ from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import RunFailed, simulate
+from refsgd.testing.comparison import options_for, properties
 from refsgd.testing.exchange import check_codec, codec_findings, starves_none
 from refsgd.testing.exploration import explore_algorithm
 from refsgd.testing.findings import (
@@ -43,7 +44,6 @@ from refsgd.testing.findings import (
     server_lead,
 )
 from refsgd.testing.lint import forgotten_yields, parts_of
-from refsgd.testing.tracers import options_for, properties
 from refsgd.trace import Run
 from refsgd.trace.diagram import diagram
 

@@ -1,4 +1,5 @@
-"""Thirty mistakes: fifteen in programs of `unusual`, fifteen in programs of the library, each a change of text."""
+"""Mistakes: fifteen in programs of `unusual`, fifteen in gates and means of the library, and more all over the
+catalogue, each a change of text."""
 
 from tests.grader.unusual import PROGRAMS
 
@@ -46,10 +47,38 @@ KNOWN = [
     ("bsp", {}, "for _ in range(steps):  # Li et al.", "for _ in range(steps - 1):  # Li et al."),
 ]
 
+#: the same, in other algorithms of the catalogue
+MORE = [
+    ("downpour", {"push_every": 2}, "            accrued, reads = np.zeros_like(x), []\n", "            reads = []\n"),
+    ("softsync", {}, "[push for _, push in kept]", "[push for _, push in kept[-1:]]"),
+    ("backup-workers", {}, "max(1, len(workers) - backups)", "len(workers)"),
+    ("staleness-aware", {}, "max(1, version - push.version)", "1 + version - push.version"),
+    ("dc-asgd", {}, "            backup[w] = shard.x\n", ""),
+    ("dc-asgd", {}, "g + factor * g * g * drift", "g - factor * g * g * drift"),
+    ("dssp", {}, "ahead if granted[w] else ahead - 1)", "ahead)"),
+    ("consgd", {}, "servers, rotated, staleness=staleness)", "servers, rotated, staleness=2 * staleness + 1)"),
+    ("dynsgd", {}, "images[c] = images.get(c, 0) + message.examples", "images[c] = message.examples"),
+    ("dynsgd", {}, "clock[w] <= slowest + staleness]", "clock[w] <= slowest + staleness + 1]"),
+    ("easgd", {}, "            x = x - e  # a)\n", ""),
+    ("easgd", {}, "0.9 / workers if alpha is None", "0.9 if alpha is None"),
+    ("diloco", {}, "start, u = yield Compute(outer_step", "start, _ = yield Compute(outer_step"),
+    ("allreduce", {}, "replica.apply(g, t)", "replica.apply(g, 0)"),
+    ("dpsgd", {}, "replica.x = yield from average(replica, names, weights)  # line 4",
+     "replica.x = (replica.x + (yield from average(replica, names, weights))) / 2"),
+    ("dpsgd", {}, "Recv(Model, src=names[j])", "Recv(Model)"),
+    ("sgp", {"graph": "star"}, "problem.gradient, replica.x / weight", "problem.gradient, replica.x"),
+    ("adpsgd", {}, "replica.x = replica.x + (ask.x - replica.x) / 2  #", "pass  #"),
+    ("hogwild", {"parts": 2}, "in enumerate(shared.cut):  # line 4", "in list(enumerate(shared.cut))[:-1]:"),
+    ("gpipe", {}, "total[chunk] = total[chunk] + g if chunk in total else g", "total[chunk] = g"),
+    ("gpipe", {}, "kept.pop((chunk, j)), j", "kept[chunk, 0], j"),
+    ("pipedream", {}, "me.backward(stash[read]", "me.backward(me.x"),
+    ("pipedream", {"vertical": True}, "read = max(0, ahead - depth + 1) if vertical else b", "read = b"),
+]
+
 FILES = """from refsgd.algorithms import CATALOGUE
 from tests.wrong import wrong_deployment
 
-{name} = wrong_deployment(CATALOGUE["{name}"], {right!r}, {wrong!r})
+submission = wrong_deployment(CATALOGUE["{name}"], {right!r}, {wrong!r})
 """
 
 
@@ -64,8 +93,8 @@ def write(folder, unusual):
         path = folder / f"new{i}.py"
         path.write_text(text)
         found.append((f"{path}:{name}", PROGRAMS[name], {}))
-    for i, (name, options, right, wrong) in enumerate(KNOWN):
+    for i, (name, options, right, wrong) in enumerate(KNOWN + MORE):
         path = folder / f"known{i}.py"
         path.write_text(FILES.format(name=name, right=right, wrong=wrong))
-        found.append((f"{path}:{name}", name, options))
+        found.append((f"{path}:submission", name, options))
     return found

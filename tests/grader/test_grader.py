@@ -16,7 +16,8 @@ from refsgd.testing import check
 from tests.grader import mistakes, unusual
 
 PLAIN = Path(unusual.__file__)
-QUICK = [2, 25]  # of the thirty mistakes
+ALL = len(mistakes.NEW + mistakes.KNOWN + mistakes.MORE)
+QUICK = [2, 25, 51]  # of these mistakes
 
 
 def failures(target, algorithm, **options):
@@ -41,10 +42,10 @@ def steps_of(found):
     return count
 
 
-@pytest.mark.parametrize("i", [i if i in QUICK else pytest.param(i, marks=pytest.mark.slow) for i in range(30)])
+@pytest.mark.parametrize("i", [i if i in QUICK else pytest.param(i, marks=pytest.mark.slow) for i in range(ALL)])
 def test_a_mistake_is_caught_and_explained_in_at_most_15_steps(i, tmp_path):
     found = mistakes.write(tmp_path, PLAIN.read_text())
-    assert len(found) == 30
+    assert len(found) == ALL == 53
     target, algorithm, options = found[i]
     wrong = failures(imported(target), algorithm, **options)
     assert wrong
@@ -120,7 +121,7 @@ def test_wrong_use_is_refused(arguments, says, capsys):
 
 
 @pytest.mark.slow
-def test_thirty_mistakes_and_fifteen_correct_programs_take_seconds(tmp_path):
+def test_all_mistakes_and_fifteen_correct_programs_take_seconds(tmp_path):
     """As processes: nothing wrong passes, nothing correct is refused; processor seconds of each."""
     import resource
 
@@ -129,7 +130,8 @@ def test_thirty_mistakes_and_fifteen_correct_programs_take_seconds(tmp_path):
     cases += [(f"{PLAIN}:{name}", algorithm, {}, 0) for name, algorithm in unusual.PROGRAMS.items()]
     for target, algorithm, options, code in cases:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        more = [text for key, value in options.items() for text in (f"--{key}", value)]
+        more = [text for key, value in options.items()
+                for text in (f"--{key.replace('_', '-')}", str(value)) if text != "True"]
         ended = subprocess.run([sys.executable, "-m", "refsgd.cli", "check", target, "--as", algorithm,
                                 "--seconds", "100", *more], capture_output=True, text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

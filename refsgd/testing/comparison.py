@@ -1,0 +1,396 @@
+"""A comparison with one algorithm of the catalogue: the models that its workers may read, its results, and
+what no schedule changes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
+from refsgd.effects import Array, Deployment
+from refsgd.experiment.arguments import Usage
+from refsgd.experiment.result import final_parameters, replicas
+from refsgd.problems import Problem, quadratic
+from refsgd.problems.chain import Block, Chain, Rows
+from refsgd.problems.layers import equal
+from refsgd.problems.problem import with_batches
+from refsgd.runtimes.explorer import explore, walk
+from refsgd.runtimes.simulator import simulate
+from refsgd.testing.findings import RATE, NotChecked, hash_of
+from refsgd.testing.tracers import (
+    BEGUN,
+    INF,
+    WALKS,
+    Deploy,
+    Misread,
+    Property,
+    ahead,
+    contents,
+    explore_small,
+    gated,
+    gates_of,
+    named,
+    nothing,
+    progress,
+    traced,
+)
+from refsgd.trace import Run
+
+#: values of an option at which few steps show what it does
+SMALL = {"period": (1, 2), "staleness": (0, 1)}
+
+
+@dataclass
+class Models:
+    """What the workers of an algorithm read and what it ends with, in the schedules of a small case.
+
+    What is the same in all of the catalogue's schedules is a promise: the result of a synchronous algorithm,
+    the mean of replicas that average in pairs, the sum of replicas and centre.
+    """
+
+    reads: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
+    finals: set[bytes] = field(default_factory=set)
+    sums: set[bytes | None] = field(default_factory=set)  #: of servers and replicas; None: they return none
+    weights: dict[int, set[float]] = field(default_factory=dict)  #: of gradients, by their staleness
+    complete: bool = False
+
+    @property
+    def one(self) -> bool:
+        """Whether all schedules agree."""
+        return self.complete and all(len(known) == 1 for known in self.reads.values())
+
+    @property
+    def conserved(self) -> bytes | None:
+        """The sum of servers and replicas, if that is the same in all schedules and the result is not."""
+        return min(self.sums) if len(self.finals) > 1 == len(self.sums) else None  # type: ignore[type-var]
+
+    @property
+    def weighs(self) -> bool:
+        """Whether staleness decides with which weight a gradient counts."""
+        return (not self.one and all(len(known) == 1 for known in self.weights.values())
+                and len(set[float]().union(*self.weights.values())) > 1)
+
+
+def _weights(run: Run, reads: Mapping[tuple[int, int], Array]) -> Iterator[tuple[int, float]]:
+    """True staleness and weight of each gradient: marked updates show the version of the model it is from."""
+    if not reads or not (marks := run.trace.marks("update")):
+        return
+    first = np.zeros_like(next(iter(reads.values())))
+    if any(np.size(e.values.get("x")) != first.size for e in marks):  # type: ignore[arg-type]
+        return  # models in parts
+    versions = [first, *(contents(e.values["x"], len(first)) for e in marks)]
+    for (rank, t), counts in reads.items():
+        read = [i for i, version in enumerate(versions) if np.array_equal(version, counts)]
+        applied = [i for i, version in enumerate(versions) if version[rank, t]]
+        if not read:
+            raise Misread(f"the model at which worker {rank} computes gradient {t} contains {named(counts)}; "
+                          "expected what an update has left, or the first model")
+        if applied:
+            yield applied[0] - 1 - read[0], float(versions[-1][rank, t])
+
+
+def _sum(run: Run, workers: int) -> bytes | None:
+    servers, own = replicas(run)
+    if not servers or len(own) < workers:
+        return None
+    return contents(np.concatenate(servers) + sum(own), workers).tobytes()
+
+
+def _models(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int) -> Models:
+    models, last = Models(), dict[tuple[int, int], Array]()
+
+    def judge(rank: int, t: int, counts: Array) -> None:
+        models.reads.setdefault((rank, t), set()).add(counts.tobytes())
+        last[rank, t] = counts
+
+    def at_end(run: Run) -> None:
+        models.finals.add(contents(final_parameters(run), workers).tobytes())
+        models.sums.add(_sum(run, workers))
+        with suppress(Misread):  # replicas
+            for staleness, weight in _weights(run, last):
+                models.weights.setdefault(staleness, set()).add(weight)
+
+    def small() -> Deployment:
+        last.clear()
+        return deploy(traced(workers, steps, judge), workers, steps, SGD(RATE), **options)
+
+    models.complete = explore(small, at_end, most=8 * BEGUN).complete
+    if not models.complete:
+        walk(small, at_end, runs=WALKS)
+    return models
+
+
+class Case(NamedTuple):
+    """A small case, and what is known of the catalogue's algorithm in it."""
+
+    options: Mapping[str, Any]
+    workers: int
+    steps: int
+    known: Models
+
+
+def _small(deploy: Deploy, name: str, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The options, and small values of one that both functions take and that is not given."""
+    takes = inspect.signature(deploy).parameters.keys() & inspect.signature(CATALOGUE[name]).parameters.keys()
+    own = [{**options, key: value} for key in SMALL if key in takes - options.keys() for value in SMALL[key]]
+    return own or [dict(options)]
+
+
+def _cases(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Case]:
+    for own in _small(deploy, name, options):
+        one = True
+        for workers, steps in ((2, 1), (2, 2), (3, 2), (3, 3)):
+            if steps == 3 and not one:
+                continue
+            with suppress(ValueError):
+                models = _models(CATALOGUE[name], own, workers, steps)
+                one &= models.one
+                if models.complete or len(models.finals) == 1 or models.conserved:
+                    yield Case(own, workers, steps, models)
+
+
+def known_to_be(counts: Array, known: set[bytes], what: str, name: str) -> None:
+    """Compare a model with those of the catalogue's algorithm."""
+    if counts.tobytes() not in known:
+        more = f", or {counted(len(known) - 1, 'other model')}" if len(known) > 1 else ""
+        raise Misread(f"{what} contains {named(counts)}; with {name} it contains "
+                      f"{_shown(known, len(counts))}{more}")
+
+
+def _read(deploy: Deploy, name: str, cases: list[Case]) -> str:
+    """Check the models at which gradients are computed."""
+    runs = 0
+    for own, workers, steps, known in cases:
+        def judge(rank: int, t: int, counts: Array, known: Models = known) -> None:
+            known_to_be(counts, known.reads[rank, t],
+                        f"the model at which worker {rank} computes gradient {t}", name)
+
+        if known.complete:
+            runs += explore_small(deploy, own, workers, steps, judge, nothing)
+    return f"as {name}'s, in {counted(runs, 'schedule')}"
+
+
+def _ends(deploy: Deploy, name: str, cases: list[Case]) -> str:
+    """Check the results, and what no schedule changes."""
+    runs = 0
+    for own, workers, steps, known in cases:
+        def at_end(run: Run, known: Models = known, workers: int = workers) -> None:
+            if known.complete or len(known.finals) == 1:
+                known_to_be(contents(final_parameters(run), workers), known.finals, "the result", name)
+            if known.conserved and (held := _sum(run, workers)):
+                known_to_be(np.frombuffer(held, np.float32).reshape(workers, -1), {known.conserved},
+                            "the sum of all servers and replicas", name)
+
+        runs += explore_small(deploy, own, workers, steps, nothing, at_end)
+    return f"as {name}'s, in {counted(runs, 'schedule')}"
+
+
+def _weighed(deploy: Deploy, name: str, cases: list[Case], weigh: bool) -> str:
+    """Check the weight of each gradient, given its true staleness: its model may be any that there was."""
+    runs, known = 0, dict[int, set[float]]()
+    for case in cases:
+        for staleness, weights in case.known.weights.items():
+            known.setdefault(staleness, set()).update(weights)
+    for own, workers, steps, _ in cases:
+        last = dict[tuple[int, int], Array]()
+
+        def judge(rank: int, t: int, counts: Array, last: dict[tuple[int, int], Array] = last) -> None:
+            last[rank, t] = counts
+
+        def at_end(run: Run, last: dict[tuple[int, int], Array] = last) -> None:
+            for staleness, weight in _weights(run, last):
+                expected = min(known.get(staleness, {weight}))
+                if weigh and not np.isclose(weight, expected, atol=1e-3):
+                    raise Misread(f"a gradient that is {counted(staleness, 'update')} old counts {weight:g} "
+                                  f"times; with {name} it counts {expected:g} times")
+
+        runs += explore_small(deploy, own, workers, steps, judge, at_end)
+    return f"as {name} weighs them, in {counted(runs, 'schedule')}"
+
+
+def _reached(deploy: Deploy, name: str, cases: list[Case]) -> str:
+    for own, workers, steps, known in cases:
+        if not known.complete:
+            continue
+        mine = _models(deploy, own, workers, steps)
+        for (rank, t), models in known.reads.items():
+            if mine.complete and (never := models - mine.reads.get((rank, t), set())):
+                raise Misread(f"worker {rank} never computes gradient {t} at a model that contains "
+                              f"{_shown(never, workers)}; with {name} it does in some schedule")
+    return f"all of {name}'s are reached"
+
+
+def _like(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Property]:
+    cases = list(_cases(deploy, name, options))
+    one = all(case.known.one for case in cases)
+    weighed = any(case.known.weighs for case in cases) and _marks_models(deploy, options)
+
+    def ends() -> str:
+        said = _ends(deploy, name, cases)
+        (_arrives if one else _overlaps)(deploy, name, options)
+        return said
+
+    if weighed:
+        yield "models read", lambda: _weighed(deploy, name, cases, False)
+        yield "result", lambda: _weighed(deploy, name, cases, True)
+        yield "models reached", lambda: _reached(deploy, name, cases)
+    else:
+        yield "models read", lambda: _read(deploy, name, cases)
+        yield "result", ends
+        yield "models reached", lambda: _reached(deploy, name, cases)
+    yield "same bits", lambda: _same_bits(deploy, name, options, one)
+    yield "no needless wait", lambda: _waits_as(deploy, name, options)
+    yield "update rule", lambda: _same_rule(deploy, name, options, *((1, 2) if weighed else (2, 4)))
+
+
+def _marks_models(deploy: Deploy, options: Mapping[str, Any]) -> bool:
+    """Whether the programs mark whole models, which show when each gradient is applied."""
+    run = simulate(deploy(quadratic(d=3, workers=2), 2, 1, SGD(RATE), **options))
+    return {np.shape(e.values.get("x", ())) for e in run.trace.marks("update")} == {(3,)}
+
+
+def _shown(known: set[bytes], workers: int) -> str:
+    return named(np.frombuffer(min(known), np.float32).reshape(workers, -1))
+
+
+def _squares(d: int) -> Problem:
+    """A net of d weights, x_0^2 x_1^2 ..., fitted to 4 examples: each gradient depends on all weights."""
+    def inputs(rows: Rows) -> Array:
+        return np.asarray(np.arange(rows.first, rows.end, dtype=np.float32) / 2, np.float32)
+
+    def forward(x: Array, a: Array, rows: Rows) -> tuple[Array, Array]:
+        return x**2 * a, a
+
+    def backward(x: Array, a: Array, above: Array) -> tuple[Array, Array]:
+        return np.array([np.sum(2 * x * a * above)], np.float32), x * x * above
+
+    def loss_gradient(out: Array, rows: Rows) -> Array:
+        return np.asarray((out - 2 * inputs(rows)) / rows.total, np.float32)
+
+    def gradient(x: Array, rank: int, t: int) -> Array:
+        return np.zeros_like(x)  # of the whole net, which no stage computes
+
+    blocks = [Block(f"x{k}", slice(k, k + 1), 1, 4, forward, backward) for k in range(d)]
+    problem = Problem(np.ones(d, np.float32), gradient, lambda x: 0.0, layers=equal(d, gradient),
+                      chain=Chain(blocks, inputs, loss_gradient))
+    return with_batches(problem, (4,) * d)
+
+
+def _arrives(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
+    """Check that one gradient arrives whole, sooner or later, and that the stages of a net use one version
+    of their weights forward and backward; where schedules do not matter."""
+    def first(x: Array, rank: int, t: int) -> Array:
+        return np.array([1, -8, 4, 2], np.float32) * np.float32(1 + rank) * np.float32(t == 0)
+
+    cases = [(Problem(np.zeros(4, np.float32), first, lambda x: 0.0, layers=equal(4, first)), 2, 12,
+              "12 steps in which only the first gradient is not 0")]
+    if "stages" in inspect.signature(CATALOGUE[name]).parameters:
+        cases += [(_squares(n), n, 4, f"4 batches of the net {' '.join(f'x{k}^2' for k in range(n))}")
+                  for n in (2, 3)]
+    for problem, workers, steps, case in cases:
+        theirs, mine = (final_parameters(simulate(f(problem, workers, steps, SGD(RATE), **options)))
+                        for f in (CATALOGUE[name], deploy))
+        if not np.allclose(mine, theirs, atol=1e-4):
+            raise Misread(f"after {case}, the parameters are {np.round(mine, 4).tolist()}; with {name} they "
+                          f"are {np.round(theirs, 4).tolist()}")
+
+
+def _overlaps(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
+    """Check the results with gradients that depend on the model and have entries in common."""
+    problem, known = quadratic(d=2, workers=2), list[Array]()
+
+    def small(function: Deploy) -> Deployment:
+        return function(problem, 2, 2, SGD(RATE), **options)
+
+    def at_end(run: Run) -> None:
+        x = final_parameters(run)
+        if not any(np.allclose(x, y, atol=1e-5) for y in known):
+            raise Misread(f"two steps of each worker on a quadratic end at {np.round(x, 4).tolist()}; with "
+                          f"{name}, in no schedule")
+
+    every = explore(lambda: small(CATALOGUE[name]), lambda run: known.append(final_parameters(run)),
+                    most=2 * BEGUN).complete
+    if every:
+        explore(lambda: small(deploy), at_end, most=BEGUN)
+
+
+def _same_bits(deploy: Deploy, name: str, options: Mapping[str, Any], one: bool) -> str:
+    """Check that the order of arrival changes no bit, where it changes none in the catalogue."""
+    problem, machine = quadratic(d=9, workers=3), Machine(compute="exponential(1)")  # type: ignore[arg-type]
+
+    def found(function: Deploy) -> set[str]:
+        return {hash_of(simulate(function(problem, 3, 4, SGD(0.1), **options), machine, seed))
+                for seed in range(8)}
+
+    if not one or len(found(CATALOGUE[name])) > 1:
+        raise NotChecked(f"{name}'s result depends on the order of arrival")
+    if len(seen := found(deploy)) > 1:
+        raise Misread(f"8 orders of arrival give {len(seen)} different results, to the bit; expected one: "
+                      "add gradients in the order of workers, never in the order of arrival")
+    return "the same in 8 orders of arrival"
+
+
+def _waits_as(deploy: Deploy, name: str, options: Mapping[str, Any]) -> str:
+    for own, (slow, workers) in product(_small(deploy, name, options), ((0, 2), (1, 2), (1, 4))):
+        theirs = progress(CATALOGUE[name], slow, workers, 4, **own)
+        ahead(progress(deploy, slow, workers, 4, **own), theirs, theirs, slow, f", as with {name}")
+    return f"a fast worker goes as far ahead of a slow one as with {name}"
+
+
+def _same_rule(deploy: Deploy, name: str, options: Mapping[str, Any], workers: int, steps: int = 4) -> str:
+    """Check momentum and a decaying rate against the catalogue's algorithm, where schedules do not matter."""
+    sgd = SGD(RATE, momentum=0.5, schedule=lambda t: 0.5 ** (2 * t // steps))
+
+    def of(function: Deploy) -> Array:
+        run = simulate(function(traced(workers, steps, nothing), workers, steps, sgd, **options))
+        return contents(final_parameters(run), workers)
+
+    try:
+        theirs = of(CATALOGUE[name])
+    except ValueError as error:
+        raise NotChecked(f"not checked: {error}") from None
+    mine = of(deploy)
+    if not np.allclose(mine, theirs, atol=1e-3):
+        raise Misread(f"with momentum 0.5 and a rate that halves after {counted(steps // 2, 'update')}, the "
+                      f"result contains {named(mine)}; expected {named(theirs)}: "
+                      "x, v = sgd.step(x, v, g, t) with t the number of updates so far")
+    return f"momentum and schedule as {name}'s"
+
+
+#: algorithms that are not compared: no schedules of several workers, or too many for a few seconds
+NOT_COMPARED = ("sequential", "sandblaster", "gosgd", "pair-averaging")
+
+
+def names_of(name: str) -> list[str]:
+    """The names of an algorithm's properties."""
+    own = ["models read", "result", "models reached", "same bits"]
+    if gates := gates_of(name, {}):
+        own = ["staleness bound"] * (gates[0].upper < INF) + ["each gradient once", "own updates"]
+    return [*own, "no needless wait", "update rule"]
+
+
+def options_for(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options with which a function that should be this algorithm is checked in general."""
+    if name in NOT_COMPARED:
+        raise Usage(f"{name} cannot be compared; expected one of "
+                    + ", ".join(each for each in CATALOGUE if each not in NOT_COMPARED))
+    gates = gates_of(name, options)
+    return gates[-1].options if gates else options
+
+
+def properties(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Property]:
+    """The properties of an algorithm of the catalogue, to be checked of a function that should be it."""
+    if gates := gates_of(name, options):
+        yield from gated(deploy, gates)
+        yield "update rule", lambda: _same_rule(deploy, name, gates[0].options, 1)
+    else:
+        yield from _like(deploy, name, options)
