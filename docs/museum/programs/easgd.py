@@ -21,16 +21,21 @@ class Elastic(NamedTuple):
     x: np.ndarray
 
 
+def step(x, v, g, sgd, t):
+    v = sgd.momentum * v - sgd.rate(t) * g
+    return x + v, v
+
+
 def worker(rank, problem, steps, sgd, period, alpha):
     x, v = problem.x0, sgd.start(problem.x0)
     for t in range(steps):
-        g = yield Compute(problem.gradient, x, rank, t)
-        x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
-        if (t + 1) % period == 0:
+        g = yield Compute(problem.gradient, x + sgd.momentum * v, rank, t)
+        if t % period == 0:
             yield Send("server0", Ask())
             _, (centre,) = yield Recv(Centre)
             yield Send("server0", Elastic(x))
             x = x - alpha * (x - centre)
+        x, v = yield Compute(step, x, v, g, sgd, t, kind="update")
     return x
 
 
@@ -51,5 +56,5 @@ def easgd(problem, workers, steps, sgd, *, period: int = 4):
     alpha = np.float32(0.9 / workers)
     nodes = {f"worker{i}": Node(worker(i, problem, steps, sgd, period, alpha))
              for i in range(workers)}
-    main = server(problem.x0, workers * (steps // period), alpha)
+    main = server(problem.x0, workers * -(-steps // period), alpha)
     return nodes | {"server0": Node(main, role="server")}
