@@ -109,8 +109,8 @@ def test_the_conformance_kit_finds_what_the_index_says_and_passes_each_corrected
 
     assert finds(wrong) == (said == "finds it") and not finds(right)
     assert named or said == "finds it"
-    if named:
-        assert finds(wrong, named[1]) and not finds(right, named[1])
+    algorithm = named[1] if named else page
+    assert finds(wrong, algorithm) and not finds(right, algorithm)
 
 
 # -- the machinery must be able to fail ----------------------------------------------------------------------

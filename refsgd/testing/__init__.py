@@ -283,8 +283,9 @@ def check(function: str | Deploy, *, algorithm: str | None = None, processes: bo
     function : str or callable
         A deployment function ``f(problem, workers, steps, sgd, *, options)``, or a name of the catalogue.
     algorithm : str, optional
-        An algorithm of the catalogue that the function should be.  What its workers may read is checked, in
-        every schedule of small cases; names, messages and helper programs are free.
+        An algorithm of the catalogue that the function should be.  What its workers may read, its results
+        and what no schedule changes are checked in schedules of small cases; names, messages and helper
+        programs are free.
     processes : bool
         Also run it as OS processes, if the system can fork.
     max_runs : int

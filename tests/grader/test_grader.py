@@ -13,7 +13,7 @@ from refsgd.cli import main
 from refsgd.cli.check import imported
 from refsgd.runtimes.explorer import World
 from refsgd.testing import check
-from tests.grader import mistakes, unusual
+from tests.grader import mistakes, others, unusual
 
 PLAIN = Path(unusual.__file__)
 ALL = len(mistakes.NEW + mistakes.KNOWN + mistakes.MORE)
@@ -28,6 +28,12 @@ def failures(target, algorithm, **options):
                                   for n in unusual.PROGRAMS])
 def test_a_correct_program_in_an_unusual_style_passes(name):
     assert failures(getattr(unusual, name), unusual.PROGRAMS[name]) == []
+
+
+@pytest.mark.parametrize("name", [n if n == "dc_asgd_asks" else pytest.param(n, marks=pytest.mark.slow)
+                                  for n in others.PROGRAMS])
+def test_a_correct_program_of_another_algorithm_passes(name):
+    assert failures(getattr(others, name), others.PROGRAMS[name]) == []
 
 
 def steps_of(found):
@@ -121,13 +127,14 @@ def test_wrong_use_is_refused(arguments, says, capsys):
 
 
 @pytest.mark.slow
-def test_all_mistakes_and_fifteen_correct_programs_take_seconds(tmp_path):
+def test_all_mistakes_and_correct_programs_take_seconds(tmp_path):
     """As processes: nothing wrong passes, nothing correct is refused; processor seconds of each."""
     import resource
 
     seconds = []
     cases = [(*case, 1) for case in mistakes.write(tmp_path, PLAIN.read_text())]
-    cases += [(f"{PLAIN}:{name}", algorithm, {}, 0) for name, algorithm in unusual.PROGRAMS.items()]
+    cases += [(f"{module.__file__}:{name}", algorithm, {}, 0) for module in (unusual, others)
+              for name, algorithm in module.PROGRAMS.items()]
     for target, algorithm, options, code in cases:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         more = [text for key, value in options.items()
