@@ -18,7 +18,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.result import final_parameters, replicas
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, quadratic
 from refsgd.problems.chain import Block, Chain, Rows
 from refsgd.problems.layers import equal
@@ -56,12 +56,11 @@ class Models:
     """What the workers of an algorithm read and what it ends with, in the schedules of a small case.
 
     What is the same in all of the catalogue's schedules is a promise: the result of a synchronous algorithm,
-    the mean of replicas that average in pairs, the sum of replicas and centre.
+    the mean of replicas that average in pairs.
     """
 
     reads: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)
     finals: set[bytes] = field(default_factory=set)
-    sums: set[bytes | None] = field(default_factory=set)  #: of servers and replicas; None: they return none
     weights: dict[int, set[float]] = field(default_factory=dict)  #: of gradients, by their staleness
     served: bool = True  #: whether an update has left each model that is read
     complete: bool = False
@@ -70,11 +69,6 @@ class Models:
     def one(self) -> bool:
         """Whether all schedules agree."""
         return self.complete and all(len(known) == 1 for known in self.reads.values())
-
-    @property
-    def conserved(self) -> bytes | None:
-        """The sum of servers and replicas, if that is the same in all schedules and the result is not."""
-        return min(self.sums) if len(self.finals) > 1 == len(self.sums) else None  # type: ignore[type-var]
 
 
 def _weights(run: Run, reads: Mapping[tuple[int, int], Array]) -> Iterator[tuple[int, float]]:
@@ -95,13 +89,6 @@ def _weights(run: Run, reads: Mapping[tuple[int, int], Array]) -> Iterator[tuple
             yield applied[0] - 1 - read[0], float(versions[-1][rank, t])
 
 
-def _sum(run: Run, workers: int) -> bytes | None:
-    servers, own = replicas(run)
-    if not servers or len(own) < workers:
-        return None
-    return contents(np.concatenate(servers) + sum(own), workers).tobytes()
-
-
 def _models(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int) -> Models:
     models, last = Models(), dict[tuple[int, int], Array]()
 
@@ -111,7 +98,6 @@ def _models(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int
 
     def at_end(run: Run) -> None:
         models.finals.add(contents(final_parameters(run), workers).tobytes())
-        models.sums.add(_sum(run, workers))
         try:
             for staleness, weight in _weights(run, last):
                 models.weights.setdefault(staleness, set()).add(weight)
@@ -153,7 +139,7 @@ def _cases(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Ca
             with suppress(ValueError):
                 models = _models(CATALOGUE[name], own, workers, steps)
                 one &= models.one
-                if models.complete or len(models.finals) == 1 or models.conserved:
+                if models.complete or len(models.finals) == 1:
                     yield Case(own, workers, steps, models)
 
 
@@ -183,11 +169,7 @@ def _ends(deploy: Deploy, name: str, cases: list[Case]) -> str:
     runs = 0
     for own, workers, steps, known in cases:
         def at_end(run: Run, known: Models = known, workers: int = workers) -> None:
-            if known.complete or len(known.finals) == 1:
-                known_to_be(contents(final_parameters(run), workers), known.finals, "the result", name)
-            if known.conserved and (held := _sum(run, workers)):
-                known_to_be(np.frombuffer(held, np.float32).reshape(workers, -1), {known.conserved},
-                            "the sum of all servers and replicas", name)
+            known_to_be(contents(final_parameters(run), workers), known.finals, "the result", name)
 
         runs += explore_small(deploy, own, workers, steps, nothing, at_end)
     return f"as {name}'s, in {counted(runs, 'schedule')}"
