@@ -61,7 +61,6 @@ MORE = [
     ("dynsgd", {}, "clock[w] <= slowest + staleness]", "clock[w] <= slowest + staleness + 1]"),
     ("easgd", {}, "            x = x - e  # a)\n", ""),
     ("easgd", {}, "0.9 / workers if alpha is None", "0.9 if alpha is None"),
-    ("easgd", {}, "0.9 / workers if alpha is None", "0.9 / 2 if alpha is None"),  # right for two workers
     ("diloco", {}, "start, u = yield Compute(outer_step", "start, _ = yield Compute(outer_step"),
     ("allreduce", {}, "replica.apply(g, t)", "replica.apply(g, 0)"),
     ("dpsgd", {}, "replica.x = yield from average(replica, names, weights)  # line 4",
