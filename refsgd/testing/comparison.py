@@ -195,7 +195,7 @@ def _served(deploy: Deploy, name: str, cases: list[Case]) -> str:
     for own, workers, steps, _ in cases:
         last.clear()
         runs += explore_small(deploy, own, workers, steps, judge, at_end)
-    return f"the server's, weighed as by {name}, in {counted(runs, 'schedule')}"
+    return f"the server's, weighted as by {name}, in {counted(runs, 'schedule')}"
 
 
 def _reached(deploy: Deploy, name: str, cases: list[Case]) -> str:

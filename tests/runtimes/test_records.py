@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import accumulate
 
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 def recording(experiment, runtime, path):
     """The journal of one attempt of an experiment."""
     header = {"algorithm": experiment.name, "arguments": experiment.arguments, "runtime": runtime}
-    with Records(header, runtime, path) as records:
+    with closing(Records(header, runtime, path)) as records:
         records.begin(0, roles(experiment.deploy()), {})
         yield records.journals[0]
 
