@@ -1,5 +1,6 @@
 """What pages and the README say of the project is so."""
 
+import ast
 import contextlib
 import io
 import re
@@ -73,6 +74,18 @@ def test_what_the_readme_says_that_its_program_prints():
             if not line.startswith("processes")] == [line for line in said
                                                      if not line.startswith("processes")]
     assert len(found) == len(said) and re.sub(r"\d+", "N", found[1]) == re.sub(r"\d+", "N", said[1])
+
+
+def test_the_server_in_the_readme_is_that_of_the_library():
+    def server(text):
+        (found,) = (n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "server")
+        found.returns, found.body = None, [n for n in found.body if not (isinstance(n, ast.Expr) and isinstance(n.value, ast.Constant))]
+        for argument in found.args.args:
+            argument.annotation = None
+        return ast.unparse(found)
+
+    shown = next(block for block in (ROOT / "README.md").read_text().split("```python\n") if block.startswith("def server"))
+    assert server(shown.split("```")[0]) == server((ROOT / "refsgd/algorithms/server/ssp_gate.py").read_text())
 
 
 def test_the_readme_has_exactly_the_two_commands():

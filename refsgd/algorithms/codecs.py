@@ -46,7 +46,9 @@ class Rule:
 
     def part(self, at: slice) -> Rule:
         """The rule of a part of the vector, with the pieces of arrays that are in it."""
-        return replace(self, tensors=cut(self.tensors, at)) if self.tensors else self  # type: ignore[type-var]
+        if not self.tensors:
+            return self
+        return replace(self, tensors=cut(self.tensors, at))  # type: ignore[type-var]
 
     def ready(self, g: Array, x: Array) -> Array:
         """A gradient at x as it is to be encoded."""
