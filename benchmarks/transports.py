@@ -54,6 +54,7 @@ MUST = {("allreduce", "refsgd", "gloo"): 4.0, ("allreduce", "refsgd", "mpi"): 0.
         ("server", "refsgd shm", "rpc"): 2.0,
         ("server", "refsgd tcp", "gloo"): 1.0, ("server", "refsgd tcp", "rpc"): 1.0}
 NEW = "server, new gradients"
+COLORS = {"gloo": "tab:purple", "mpi": "tab:brown", "rpc": "tab:pink"}  # the others take the usual ones
 UNASKED = {("mpi", "4 kB"), ("mpi", "100 kB")}  # the goal against MPI begins at 1 MB
 
 
@@ -99,7 +100,7 @@ def gradient(x):
 
 def summing(me: int, peers: list[str], d: int, calls: int, allreduce: Callable[..., Any]) -> Iterator[Any]:
     """A peer that does nothing but all-reduce what it got last, as the peers below do in place."""
-    x = np.full(d, 1e-30, np.float32)
+    x = np.zeros(d, np.float32)
     for t in range(calls):
         x = yield from allreduce(me, peers, x)
         yield Mark("clock", t=t)
@@ -186,7 +187,7 @@ def _gloo(rank: int, rendezvous: str, n: int) -> Any:
 
 def gloo_allreduce(rank: int, rendezvous: str, queue: Any, n: int, d: int, calls: int) -> None:
     torch, dist = _gloo(rank, rendezvous, n)
-    x, ticks = torch.full((d,), 1e-30), []
+    x, ticks = torch.zeros(d), []
     for _ in range(calls):
         dist.all_reduce(x)
         ticks.append(time.perf_counter())
@@ -251,7 +252,7 @@ import statistics, sys, time
 import numpy as np
 from mpi4py import MPI
 d, calls = map(int, sys.argv[1:])
-x, ticks = np.full(d, 1e-30, np.float32), []
+x, ticks = np.zeros(d, np.float32), []
 for _ in range(calls):
     MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, x)
     ticks.append(time.perf_counter())
@@ -426,13 +427,13 @@ def plot(results: dict[str, Any], path: Path) -> None:
     sums = [row for row in results["rows"] if row["kind"] == "allreduce" and row["n"] == 4]
     for name in dict.fromkeys(name for row in sums for name in row["medians"]):
         points = [(4 * SIZES[row["size"]], row["medians"][name]) for row in sums if name in row["medians"]]
-        axes[0].loglog(*zip(*points), "o-", label=name)
+        axes[0].loglog(*zip(*points), "o-", label=name, color=COLORS.get(name))
     axes[0].set(xlabel="bytes", ylabel="microseconds a call", title="all-reduce, 4 processes")
     servers = [row for row in results["rows"] if row["kind"] in ("server", NEW)]
     names = list(dict.fromkeys(name for row in servers for name in row["medians"]))
     for k, name in enumerate(names):
         axes[1].bar(np.arange(len(servers)) + 0.15 * k, [row["medians"].get(name, np.nan) for row in servers],
-                    0.15, label=name)
+                    0.15, label=name, color=COLORS.get(name))
     words = [f"{row['size']}\n{row['n']} worker{'s' * (row['n'] > 1)}" + "\nnew\ngradients"
              * (row["kind"] == NEW) for row in servers]
     axes[1].set_xticks(np.arange(len(servers)) + 0.3, words, fontsize=7)
