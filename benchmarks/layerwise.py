@@ -93,14 +93,14 @@ def section() -> str:
     errors = "; ".join(f"{machines.NAMES[figure]} {machines.unit(figure, row.relative)} ({row.label})"
                        for figure, row in most.items())
     return "\n".join(["## Random exchanges", "", (
-        f"{len({r.label for r in found})} points that follow from a seed: equal parts, layers and chunks, dealt to "
+        f"{len({r.label for r in found})} cases drawn from a seed: equal parts, layers and chunks, assigned to "
         "one to four servers in turn, by size or by hash; no overlap, overlap with the backward pass and with "
         "both passes; priorities; six codecs, free or not; all-reduce of buckets; one to eight workers; two nets; links that hide the whole "
-        "exchange or none of it; servers beside workers or not; full and half duplex. `python -m "
-        "benchmarks.layerwise` computes them, and `theory/test_layerwise.py` a part of them again."), "", (
+        "exchange or none of it; servers co-located or not; full and half duplex. `python -m "
+        "benchmarks.layerwise` computes them, and `theory/test_layerwise.py` recomputes some of them."), "", (
         f"Without draws, {sum(r.equal for r in sure)} of {len(sure)} figures that are called exact equal the "
         f"simulation's to nine digits. With draws, {inside} of {len(drawn)} exact and numerical figures lie within "
-        f"three standard errors of both together. Largest errors of approximations: {errors or 'none'}."), ""])
+        f"three combined standard errors. Largest errors of approximations: {errors or 'none'}."), ""])
 
 
 def main() -> None:

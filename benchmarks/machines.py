@@ -260,14 +260,14 @@ def section() -> str:
     inside = sum(r.equal or abs(r.predicted - r.simulated) <= 3 * r.error for r in drawn)
     ties = sum(r.kind == "tie" for r in found)
     out = ["## Random machines", "",
-           f"{len({r.label for r in found})} points that follow from a seed: hosts of one to four nodes, placed "
-           "in blocks, in turn or each on its own, servers beside workers or not, links inside hosts, two groups "
-           "with uplinks, half and full duplex, devices, times of each worker's own, unequal speeds and batches, "
+           f"{len({r.label for r in found})} cases drawn from a seed: hosts of one to four nodes, placed "
+           "in blocks, in turn or each on its own, servers co-located or not, links inside hosts, two groups "
+           "with uplinks, half and full duplex, devices, compute times that differ by worker, unequal speeds and batches, "
            "updates that take time, two to eight workers, up to three servers, 5 and 120 iterations. "
-           "`python -m benchmarks.machines` computes them, and `theory/test_machines.py` a part of them again.", "",
+           "`python -m benchmarks.machines` computes them, and `theory/test_machines.py` recomputes some of them.", "",
            f"Without draws, {sum(r.equal for r in sure)} of {len(sure)} figures that are called exact equal the "
            f"simulation's to nine digits. With draws, {inside} of {len(drawn)} exact and numerical figures lie "
-           "within three standard errors of both together (a normal law has 99.7 % there). The largest errors of "
+           "within three combined standard errors (for a normal distribution, 99.7 % do). The largest errors of "
            "approximations, with the standard error in brackets:", "",
            "| figure | exact or numerical | approximations | largest error | where |", "|---|---|---|---|---|"]
     most = worst(found)
@@ -277,11 +277,11 @@ def section() -> str:
         loose, row = sum(r.kind == "approximation" for r in mine), most.get(figure)
         error = f"{unit(figure, row.relative)} ({row.noise:.3f})" if row else ""
         out.append(f"| {NAMES[figure]} | {close} | {loose} | {error} | {row.label if row else ''} |")
-    out += ["", "An iteration time is compared where the run has 120 iterations, and where it is called exact, once "
-            "the simulated run keeps its pace. Idle time is a share of the time of all runs together, since formulas "
+    out += ["", "An iteration time is compared only in runs of 120 iterations, and an exact one only if the simulated "
+            "run has reached a steady pace. Idle time is a share of the time of all runs together, since formulas "
             "divide expected times; the mean of single runs is lower, by up to 0.05 in runs of 5 iterations. "
             "An iteration time is called exact where parts of the run have the same pace, and "
-            "an approximation elsewhere: workers with unequal fixed times meet in ever new orders. "
+            "an approximation elsewhere: workers with unequal fixed times meet in ever-changing orders. "
             f"Left out: {counted(ties, 'figure')} of runs in which two messages are due at one moment, so that "
             "the last digit of a device's time decides which is served first. Formulas that would take longer "
             "than two seconds are refused, as `refsgd predict` says, and so are AD-PSGD, pair averaging, Gaia "

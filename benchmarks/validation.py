@@ -382,9 +382,9 @@ def page(found: dict[str, Any]) -> str:
     out = [HEAD.format(cases=len({(r.label, r.machine) for r in rows}), rows=len(rows), steps=STEPS,
                        seeds=SEEDS), EXACT.format(**asdict(exactness(rows))),
            _approximations(rows),
-           f"## Bounds\n\n{len(bounds)} figures are bounds, of "
+           f"## Bounds\n\n{len(bounds)} figures are bounds, all of "
            f"{', '.join(f'`{name}`' for name in dict.fromkeys(r.label for r in bounds))}. "
-           f"Crossed: {len(over)}. Met to the last digit somewhere: "
+           f"Simulations beyond their bound: {len(over)}. Bounds that a simulation meets to the last digit: "
            f"{', '.join(f'`{name}`' for name in sorted(met)) or 'none'}.\n"]
     out += [machines.section(), layerwise.section()]
     if found.get("paced"):
@@ -400,9 +400,9 @@ formulas with published measurements. `python -m benchmarks.validation grid`, `p
 its numbers are in `benchmarks/results/validation.json`, and `theory/test_validation.py` recomputes a part of
 them.
 
-The grid has {cases} cases and {rows} figures: every algorithm of the catalogue and some of their options;
-fixed, exponential and log-normal times of mean 20 ms; 2, 4 and 8 workers; latency 0 and 2 ms; the model 0, 1
-and 5 ms on a link (at 5 ms, 8 workers saturate a server's link). A simulation has {steps} iterations, and
+The grid has {cases} cases and {rows} figures: every algorithm of the catalogue, some of them with several options;
+fixed, exponential and log-normal times of mean 20 ms; 2, 4 and 8 workers; latency 0 and 2 ms; 0, 1 and 5 ms to
+transfer the model over a link (at 5 ms, 8 workers saturate a server's link). A simulation has {steps} iterations, and
 {seeds} runs if times are random, with separate draws for each algorithm. Variance that the mean of a run's
 drawn times explains is removed by regression. Pipelines have a net of 8 equal blocks, and activations as large as
 the model cross each cut.
