@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from refsgd.algorithms import parts, replica
 from refsgd.algorithms.allreduce import allreduce, mean
-from refsgd.algorithms.pipeline import stages
+from refsgd.algorithms.pipeline import gpipe, stages
 from refsgd.algorithms.server import mirrors, softsync, ssp_gate
 
 
@@ -17,8 +17,8 @@ def changed(module: ModuleType, right: str, wrong: str) -> ModuleType:
     """A copy of `module` in which the text `right` reads `wrong`; it must occur exactly once, and the
     module itself stays as it is."""
     source = inspect.getsource(module)
-    if source.count(right) != 1:  # not an AssertionError, which tests of wrong programs expect
-        raise ValueError(f"{module.__name__}: {source.count(right)} places read {right!r}; expected exactly 1")
+    if source.count(right) != 1:  # no error that tests of wrong programs expect
+        raise LookupError(f"{module.__name__}: {source.count(right)} places read {right!r}; expected exactly 1")
     copy = ModuleType(module.__name__)
     exec(compile(source.replace(right, wrong), f"{module.__file__} (changed)", "exec"), vars(copy))
     return copy
@@ -31,7 +31,7 @@ def wrong_deployment(deploy, right, wrong):
     if right in inspect.getsource(module):
         return getattr(changed(module, right, wrong), deploy.__name__)
     source = inspect.getsource(module)
-    shared = next(m for m in (stages, mean, allreduce, replica, softsync, ssp_gate, mirrors, parts)
+    shared = next(m for m in (stages, gpipe, mean, allreduce, replica, softsync, ssp_gate, mirrors, parts)
                   if m is parts or (m.__name__.rpartition(".")[2] in source and right in inspect.getsource(m)))
     if shared is mean and module is not allreduce:  # which stands between the two
         with patch.dict(sys.modules, {allreduce.__name__: _with(allreduce, mean, right, wrong)}):

@@ -247,7 +247,7 @@ def test_each_stage_of_a_replica_pushes_its_part_of_every_gradient_once(
 
 
 @pytest.mark.parametrize("right, wrong", [
-    ("own[me.k])", "own[0])"),  # WRONG: all stages talk to the servers of the first
+    ("own[me.k],", "own[0],"),  # WRONG: all stages talk to the servers of the first
     ("messages * replicas", "messages * workers"),  # WRONG: the servers wait for every node
     ("micro_batches(me.rank, t, micro)", "micro_batches(0, t, micro)"),  # WRONG: all replicas take one batch
 ])
