@@ -59,7 +59,7 @@ class Rule:
         raise NotImplementedError
 
     def encode(self, state: Any, s: Array, key: Key) -> tuple[Message, Any]:
-        """The message, and the next state."""
+        """The message for a vector, and the next state."""
         raise NotImplementedError
 
     def decode(self, message: Message, d: int) -> Array:
@@ -95,14 +95,18 @@ def largest(v: Array, k: int) -> npt.NDArray[np.int32]:
     return np.sort(np.concatenate([above, ties])).astype(np.int32)
 
 
-def share_of_entries(ratio: float) -> None:
-    """Refuse a ratio that is no share."""
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio {ratio}; expected a share of the entries in (0, 1]")
+def spread(values: Array, at: npt.NDArray[Any], d: int) -> Array:
+    """A vector with these entries, and zeros."""
+    found = np.zeros(d, values.dtype)
+    found[at] = values
+    return found
 
 
-def places(tensors: Tensors, d: int) -> list[tuple[slice, int]]:
-    """Place and columns of each array in a vector of d entries, which must be theirs."""
+def places(tensors: Tensors, d: int, columns: int) -> list[tuple[slice, int]]:
+    """Place and columns of each array in a vector of d entries, which must be theirs; without arrays the
+    vector is one, with so many columns."""
+    if not tensors:
+        return [(slice(0, d), columns)]
     ends = np.cumsum([0, *(size for size, _ in tensors)]).tolist()
     if ends[-1] != d:
         raise ValueError(f"arrays of {ends[-1]} entries in a vector of {d}; expected as many")
@@ -126,43 +130,41 @@ def cut(tensors: Tensors, part: slice) -> Tensors:
 
 
 @dataclass(frozen=True)
-class TopK(Rule):
-    """The largest entries with their indices: 8 bytes each."""
+class Sparse(Rule):
+    """Some of the entries."""
 
     ratio: float
 
     def __post_init__(self) -> None:
-        share_of_entries(self.ratio)
+        if not 0 < self.ratio <= 1:
+            raise ValueError(f"ratio {self.ratio}; expected a share of the entries in (0, 1]")
+
+
+@dataclass(frozen=True)
+class TopK(Sparse):
+    """The largest entries with their indices: 8 bytes each."""
 
     def encode(self, state: Any, s: Array, key: Key) -> tuple[Message, Any]:
         """Values and indices, ascending."""
         return (s[chosen := largest(s, kept(s.size, self.ratio))], chosen), state
 
     def decode(self, message: Message, d: int) -> Array:
-        """Those entries, and zeros."""
         values, indices = message
-        found = np.zeros(d, values.dtype)
-        found[indices] = values
-        return found
+        return spread(values, indices, d)
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """8 k."""
         return (8 * kept(d, self.ratio),)
 
 
 @dataclass(frozen=True)
-class RandK(Rule):
+class RandK(Sparse):
     """Entries at random places, a function of the seed and the step: they need no indices and can be summed.
 
     Unbiased, they are scaled by d/k; with error feedback they are not: what is not sent is kept.
     """
 
-    ratio: float
     unbiased: bool = False
     linear: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        share_of_entries(self.ratio)
 
     def chosen(self, d: int, key: Key) -> npt.NDArray[np.intp]:
         """Places of this key without its rank."""
@@ -174,15 +176,11 @@ class RandK(Rule):
         return (*common, s[self.chosen(s.size, common)]), state
 
     def decode(self, message: Message, d: int) -> Array:
-        """Those entries, and zeros."""
         *key, values = message
-        found = np.zeros(d, values.dtype)
         scale = values.dtype.type(d / max(values.size, 1) if self.unbiased else 1)
-        found[self.chosen(d, tuple(key))] = values * scale
-        return found
+        return spread(values * scale, self.chosen(d, tuple(key)), d)
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """4 k."""
         return (4 * kept(d, self.ratio),)
 
 
@@ -194,14 +192,13 @@ class Residual(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DGC(Rule):
+class DGC(Sparse):
     """Deep gradient compression: momentum before the choice of entries, array by array.
 
     With its defaults, which are those of the authors' program, it neither clips nor warms up, and its
     momentum is not Nesterov's.  Arrays of one column (biases) are sent whole.
     """
 
-    ratio: float
     masking: bool = True  #: clear the velocity of entries that are sent
     nesterov: bool = False
     clip: float = math.inf  #: of the norm of the gradient of all n workers; each clips at clip / sqrt(n)
@@ -215,13 +212,12 @@ class DGC(Rule):
     keeps: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        share_of_entries(self.ratio)
+        super().__post_init__()
         if not (self.clip > 0 and self.warmup >= 0 and 0 <= self.small <= 1):
             raise ValueError(f"clip={self.clip}, warmup={self.warmup}, small={self.small}; expected a norm, "
                              "epochs, and a share of the entries")
 
     def start(self, d: int) -> Residual:
-        """Nothing yet."""
         return Residual()
 
     def ready(self, g: Array, x: Array) -> Array:
@@ -232,7 +228,7 @@ class DGC(Rule):
 
     def parts(self, d: int, t: int | None) -> tuple[list[tuple[slice, int]], list[slice]]:
         """Where entries are chosen, and how many, at step t; and the places of arrays that are sent whole."""
-        arrays = places(self.tensors, d) if self.tensors else [(slice(0, d), 2)]
+        arrays = places(self.tensors, d, 2)
         epoch = self.warmup if t is None else t // self.epoch
         ratio = max(self.ratio, 0.25 ** (epoch + 1)) if epoch < self.warmup else self.ratio
         return ([(at, kept(at.stop - at.start, ratio)) for at, columns in arrays if columns > 1],
@@ -258,16 +254,13 @@ class DGC(Rule):
         return message, Residual(u, r)
 
     def decode(self, message: Message, d: int) -> Array:
-        """Those entries and arrays, and zeros."""
         values, indices, rest = message
-        found = np.zeros(d, values.dtype)
-        found[indices] = values
+        found = spread(values, indices, d)
         for at in self.parts(d, None)[1]:
             found[at], rest = np.split(rest, [at.stop - at.start])
         return found
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """8 for each entry that is chosen, 4 for each of arrays that are sent whole."""
         some, whole = self.parts(d, t)
         return (8 * sum(k for _, k in some) + 4 * sum(at.stop - at.start for at in whole),)
 
@@ -279,7 +272,7 @@ class DGC(Rule):
 def columns_of(tensors: Tensors, d: int) -> tuple[npt.NDArray[np.intp], int]:
     """Number of the column of each entry, and how many columns there are; a vector is one."""
     found, before = np.zeros(d, np.intp), 0
-    for at, columns in places(tensors, d) if tensors else [(slice(0, d), 1)]:
+    for at, columns in places(tensors, d, 1):
         found[at] = before + np.arange(at.stop - at.start) % columns
         before += min(columns, at.stop - at.start) if tensors else 1
     return found, before
@@ -301,13 +294,11 @@ class OneBit(Rule):
         return (np.packbits(positive), low.astype(s.dtype), high.astype(s.dtype)), state
 
     def decode(self, message: Message, d: int) -> Array:
-        """The value of its side for each entry."""
         bits, low, high = message
         column, _ = columns_of(self.tensors, d)
         return np.asarray(np.where(np.unpackbits(bits, count=d), high[column], low[column]))
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """d / 8, and 8 for each column."""
         return (-(-d // 8) + 8 * columns_of(self.tensors, d)[1],)
 
 
@@ -328,12 +319,10 @@ class TwoBit(Rule):
         return (np.bitwise_or.reduce(four << SHIFTS, axis=1),), state
 
     def decode(self, message: Message, d: int) -> Array:
-        """The value of each code."""
         values = np.array([0, self.threshold, -self.threshold], np.float32)
         return np.asarray(values[(message[0][:, None] >> SHIFTS & 3).ravel()[:d]])
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """d / 4."""
         return (-(-d // 4),)
 
 
@@ -368,7 +357,6 @@ class QSGD(Rule):
         return np.min_scalar_type(-self.levels - 1)
 
     def decode(self, message: Message, d: int) -> Array:
-        """Norm sign l / s for each level."""
         levels, norms = message
         b = min(self.bucket, max(d, 1))
         shrink = 1 if self.unbiased else 1 + min(b / self.levels**2, math.sqrt(b) / self.levels)
@@ -376,7 +364,6 @@ class QSGD(Rule):
         return np.asarray(each * (levels.astype(norms.dtype) / norms.dtype.type(self.levels * shrink)))
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """Of each level whole bytes, and 4 for each norm."""
         return (d * self.dtype.itemsize + 4 * -(-d // self.bucket),)
 
 
@@ -393,9 +380,7 @@ class FP16(Rule):
         return (half(np.clip(s.astype(np.float32, copy=False), -limit, limit)),), state
 
     def decode(self, message: Message, d: int) -> Array:
-        """The same numbers in single precision."""
         return single(message[0])
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """2 d."""
         return (2 * d,)

@@ -72,7 +72,7 @@ class PowerSGD(Rule):
         """Place, rows and columns of each matrix, the last row perhaps not full; the places of the rest."""
         side = math.isqrt(max(d - 1, 0)) + 1
         arrays = [(at, -(-(at.stop - at.start) // columns), columns)
-                  for at, columns in (places(self.tensors, d) if self.tensors else [(slice(0, d), side)])]
+                  for at, columns in places(self.tensors, d, side)]
         fit = [self.rank * (rows + columns) < at.stop - at.start for at, rows, columns in arrays]
         return ([array for array, small in zip(arrays, fit, strict=True) if small],
                 [at for (at, _, _), small in zip(arrays, fit, strict=True) if not small])

@@ -240,7 +240,7 @@ def test_what_is_sent_are_the_entries_above_the_limit_of_that_iteration(threshol
     ("(copy.own - 1) // per_clock", "copy.version // per_clock"),
     ("** 0.5\n", "\n"), ("significant(self.x, self", "significant(self.x + 1, self"),
     ("        self.unsent = rest\n", ""), ("0.0 if now == steps else", "0.0 if now > steps else"),
-    ("per_clock = dict[str, Push](), set[str](), 1 if rules.local == \"bsp\" else len(workers)",
+    ("per_clock = dict[str, Push](), set[str](), 1 if local == \"bsp\" else len(workers)",
      "per_clock = dict[str, Push](), set[str](), 1"),
 ])
 def test_another_filter_is_caught(right, wrong):
@@ -426,7 +426,7 @@ def test_the_mirror_clock_holds_in_every_schedule_and_is_met(ahead):
 
 
 @pytest.mark.parametrize("right, wrong", [
-    ("lead <= rules.ahead", "lead <= rules.ahead + 1"), ("lead <= rules.ahead", "True"),
+    ("lead <= ahead", "lead <= ahead + 1"), ("lead <= ahead", "True"),
     ("self.clock = max(self.clock, message.clock)", "self.clock = max(self.clock, message.clock + (message.clock == 3))"),
     ("min((m.clock for m in mirrors), default=now)", "max((m.clock for m in mirrors), default=now)"),
 ])

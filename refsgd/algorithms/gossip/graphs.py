@@ -9,6 +9,10 @@ Parameters
 ----------
 n : int
     Number of nodes, at least 1.
+graph : list of list of int
+    An undirected graph.
+W : ndarray, (n, n) float64
+    A mixing matrix.
 
 Returns
 -------
@@ -47,8 +51,6 @@ def _from(n: int, neighbours: Callable[[int], set[int]], least: int = 1) -> Grap
 def ring(n: int) -> Graph:
     """Each node is connected with the next and the previous one.
 
-    Examples
-    --------
     >>> ring(4)
     [[1, 3], [0, 2], [1, 3], [0, 2]]
     """
@@ -81,8 +83,6 @@ def exponential(n: int) -> Graph:
     """Nodes 1, 2, 4, ... apart are connected: about 2 log2 n neighbours, and at most log2 n steps between
     nodes.
 
-    Examples
-    --------
     >>> exponential(8)[0]
     [1, 2, 4, 6, 7]
     """
@@ -99,11 +99,6 @@ def one_peer_exponential(n: int, t: int) -> Graph:
     t : int
         The step, >= 0.
 
-    Returns
-    -------
-    list of list of int
-        One neighbour for each node; none for n = 1.
-
     Examples
     --------
     >>> one_peer_exponential(4, 1)
@@ -118,24 +113,12 @@ def _hops(n: int) -> list[int]:
 
 
 def bipartite(n: int) -> Graph:
-    """Complete bipartite: every even node is connected with every odd one.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, at least 2.
-    """
+    """Complete bipartite, of at least 2 nodes: every even one is connected with every odd one."""
     return _from(n, lambda i: {j for j in range(n) if (i + j) % 2}, least=2)
 
 
 def bipartite_ring(n: int) -> Graph:
-    """A ring of even length, whose even and odd nodes alternate.
-
-    Parameters
-    ----------
-    n : int
-        Number of nodes, an even number of at least 2.
-    """
+    """A ring of an even number of nodes, at least 2: its even and odd nodes alternate."""
     if n < 2 or n % 2:
         raise ValueError(f"bipartite ring of {n} nodes; expected an even number >= 2")
     return ring(n)
@@ -145,11 +128,6 @@ def metropolis(graph: Graph) -> Matrix:
     """W with weight 1 / (1 + max(degree_i, degree_j)) on each edge, and the rest on the diagonal.
 
     On a regular graph a node and its neighbours weigh the same, 1 / (degree + 1).
-
-    Parameters
-    ----------
-    graph : list of list of int
-        The neighbours of each node; undirected.
 
     Returns
     -------
@@ -172,11 +150,6 @@ def spectral_gap(W: Matrix) -> float:
 
     One round of averaging multiplies the deviation from the mean by at most this singular value.  If W is
     symmetric, it is max(|lambda_2|, |lambda_n|), and it is reached.
-
-    Parameters
-    ----------
-    W : ndarray, (n, n) float64
-        Mixing matrix; rows and columns sum to 1.
 
     Returns
     -------
@@ -225,11 +198,6 @@ def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> G
 
 def sides(graph: Graph) -> list[int] | None:
     """Colour a graph with two colours so that neighbours differ.
-
-    Parameters
-    ----------
-    graph : list of list of int
-        The neighbours of each node; undirected.
 
     Returns
     -------

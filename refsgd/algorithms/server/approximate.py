@@ -1,10 +1,8 @@
 """Approximate synchronous parallel (Gaia): data centres exchange only what has changed significantly.
 
-Inside a data centre links are fast, between them slow and dear.  Each centre has servers with a copy of the
-whole model, and its workers read and update that copy only, as under BSP, SSP or ASP.  Three techniques keep
-the copies near each other (section 3.2; `mirrors`): the significance filter shares an entry's changes once
-they are a noticeable share of its value; the selective barrier sends indexes ahead where the wide-area link
-is behind; by the mirror clock a centre that is more than `ahead` clocks ahead of the slowest one waits.
+Each data centre has servers with a copy of the whole model, and its workers read and update that copy only,
+as under BSP, SSP or ASP.  Links between centres are slow; the three techniques of section 3.2 keep the copies
+near each other with few bytes: significance filter, selective barrier and mirror clock, see `mirrors`.
 
 Quick facts
 -----------
@@ -38,7 +36,6 @@ per data centre; 3.2, approximate synchronous parallel; a threshold that falls a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -53,23 +50,12 @@ from refsgd.effects import Array, Deployment, Died, Mark, Node, Program, Recv, S
 Inside = Literal["bsp", "ssp", "asp"]
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What the servers of a run go by; the options of `approximate` explain each."""
-
-    local: Inside
-    slack: float  # clocks that a worker may be ahead of the slowest of its centre
-    threshold: float
-    share: float | None
-    ahead: float
-
-
-def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps: int,
-           rules: Rules) -> Program[Array]:
-    """Apply what own workers push, show the mirrors what is significant, answer whom the gates let pass;
-    returns its piece of the copy."""
+def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps: int, local: Inside,
+           slack: float, threshold: float, share: float | None, ahead: float) -> Program[Array]:
+    """Apply what own workers push, show the mirrors what is significant, answer whom the gates let pass, own
+    workers up to `slack` clocks ahead of the slowest of them; returns its piece of the copy."""
     mirror, clock = {m.name: m for m in mirrors}, dict.fromkeys(workers, 0)  # of each living own worker
-    pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if rules.local == "bsp" else len(workers)
+    pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if local == "bsp" else len(workers)
     flushed = not steps
     while not flushed or any(m.open() for m in mirrors):
         src, message = yield Recv(Push, Significant, Barrier, Taken, Died)
@@ -82,20 +68,20 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
         else:
             yield from mirror[src].heard(copy, message)
         now, applied = min(clock.values(), default=steps), list[tuple[str, Push]]()
-        if pushes and (rules.local != "bsp" or pushes.keys() >= clock.keys()):
+        if pushes and (local != "bsp" or pushes.keys() >= clock.keys()):
             applied = [(w, pushes[w]) for w in workers if w in pushes]
             yield from copy.step(applied)
             pushes.clear()
         if applied or (now == steps and not flushed):
             # significance filter: the threshold of iteration t is v / sqrt(t); the last update flushes
-            limit = 0.0 if now == steps else rules.threshold / (1 + (copy.own - 1) // per_clock) ** 0.5
-            yield from copy.share(mirrors, applied, now, limit, rules.share)
+            limit = 0.0 if now == steps else threshold / (1 + (copy.own - 1) // per_clock) ** 0.5
+            yield from copy.share(mirrors, applied, now, limit, share)
             flushed = now == steps
         # selective barrier: its receiver blocks its local workers from reading the parameters that it names;
         # mirror clock: so does a server that is too far ahead of the slowest one with the same parameters
         lead, blocked = now - min((m.clock for m in mirrors), default=now), any(m.awaited for m in mirrors)
-        if not blocked and lead <= rules.ahead:
-            for w in [w for w in clock if w in waiting and clock[w] <= now + rules.slack]:
+        if not blocked and lead <= ahead:
+            for w in [w for w in clock if w in waiting and clock[w] <= now + slack]:
                 waiting.remove(w)
                 yield Send(w, Model(copy.x, copy.version))
         for w in [w for w, _ in applied if w in waiting]:
@@ -143,7 +129,7 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
     ahead : int or inf
         Clocks >= 0 that a data centre may be ahead of the slowest one; inf: any number.
     share : float, optional
-        In (0, 1]: send this share of the entries, those that have changed most; for nets in shape only.
+        In (0, 1]: send this share of the entries, those that have changed most; for shape-only nets.
     """
     if not 0 <= threshold < float("inf"):
         raise ValueError(f"threshold {threshold}; expected a finite number >= 0")
@@ -157,7 +143,6 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
     ws, _ = names(workers, servers)
     members = members_of(workers, centers, groups)
     ss = names(workers, servers * len(members))[1]
-    rules = Rules(local, slacks[local], threshold, share, ahead)
     nodes = dict[str, Node]()
     for c, center in enumerate(members):
         nodes |= {ws[i]: Node(worker(i, ss[c::len(members)], problem, steps), rank=i) for i in center}
@@ -168,6 +153,7 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
         window = barrier * (1 if local == "bsp" else len(own))
         mirrors = [Mirror(m, window, steps) for m in ss[part * len(members):][:len(members)] if m != s]
         beside = members[c][part % len(own)]  # on a machine that deals servers to the hosts of workers
-        nodes[s] = Node(server(copy, own, mirrors, steps, rules), role="server",
-                        rank=i if groups is None else beside + workers * (part // len(own)), survives=True)
+        program = server(copy, own, mirrors, steps, local, slacks[local], threshold, share, ahead)
+        nodes[s] = Node(program, role="server", survives=True,
+                        rank=i if groups is None else beside + workers * (part // len(own)))
     return nodes

@@ -2,8 +2,7 @@
 
 Asynchronous SGD with fewer messages: gradients are accumulated for `push_every` iterations before they are
 pushed, and a fetched model is used for `fetch_every` iterations, moved by the worker's own steps meanwhile.
-
-The windows have 1, push_every, push_every, ... gradients: iteration 0 pushes immediately.
+Iteration 0 pushes immediately, so the windows have 1, push_every, push_every, ... gradients.
 
 Quick facts
 -----------
@@ -26,8 +25,7 @@ A worker waits for its fetch, whereas the paper's fetch may overlap with computi
 fetch_every = 1 is ASP if messages take no time (otherwise another push can come between a push and its
 fetch). The paper's loop is endless; here the last iteration pushes the rest, so no gradient is lost.  AdaGrad
 does not change an entry while its squares are 0.  Local steps are plain -lr g, without momentum or weight
-decay.  There is no warm start with a single replica.  A divided replica is cut between
-layers only, not within them.
+decay.  There is no warm start with a single replica.  Replicas are cut between layers only, not within them.
 
 References
 ----------
@@ -46,7 +44,6 @@ import numpy as np
 from refsgd.algorithms.exchange import PLAIN, of
 from refsgd.algorithms.parts import Fetch, Model, Servers, Shard, deploy, names
 from refsgd.algorithms.pipeline.gpipe import gradient
-from refsgd.algorithms.pipeline.stages import Worker as Stage
 from refsgd.algorithms.pipeline.stages import deploy as pipeline
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import chunks
@@ -118,23 +115,6 @@ def adagrad_step(sgd: SGD, x: Array, squares: Array, a: Array, t: int) -> tuple[
     return x - sgd.rate(t) * a / root, squares
 
 
-def _divided(problem: Any, workers: int, sgd: SGD, servers: int, stages: int,
-             server: Callable[[Shard, int], Program[Array]],
-             client: Callable[[Stage, int, list[str]], Program[Array]]) -> Deployment:
-    """Replicas in stages, each of which has a part on every server: `server` makes the program of a shard and
-    so many replicas, `client` that of a stage, so many replicas and the servers of its parts."""
-    names(workers, servers)  # refuses a run without one or the other
-    replicas = workers // max(stages, 1)
-    own = [[f"server{s}.part{k * servers + s}" for s in range(servers)] for k in range(stages)]
-    nodes = dict(pipeline(problem, workers, sgd, stages, "balance", "ring",
-                          lambda me: client(me, replicas, own[me.k])))
-    for k, stage in enumerate(problem.split(stages)):
-        for s, part in enumerate(chunks(stage.x0.size, servers)):
-            shard = Shard(k * servers + s, stage.x0[part], sgd)
-            nodes[own[k][s]] = Node(server(shard, replicas), role="server", rank=s)
-    return nodes
-
-
 def downpour(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1,
              rotated: bool = False, *, push_every: int = 1, fetch_every: int = 1,
              adagrad: bool = False, stages: int = 1, micro: int = 1) -> Deployment:
@@ -158,16 +138,22 @@ def downpour(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1,
     if micro < 1 or (micro > 1 and stages == 1):
         raise ValueError(f"micro {micro} with stages {stages}; expected at least 1, and 1 with one stage")
     messages = sum(pushes_at(t, steps, push_every) + (t % fetch_every == 0) for t in range(steps))
-    if stages != 1:
-        if of(problem) != PLAIN:
-            raise ValueError(f"stages {stages} with options of an exchange; expected none of them: a stage "
-                             "sends its part whole")
-        return _divided(problem, workers, sgd, servers, stages,
-                        lambda shard, replicas: server(shard, messages * replicas, adagrad),
-                        lambda me, replicas, servers: worker(
-                            me.rank, replicas, servers, me.stages[0], steps, sgd, push_every, fetch_every,
-                            rotated, lambda x, t: gradient(me, x, t, micro, "fill-drain")))
-    return deploy(problem, workers, steps, sgd, servers, rotated,
-                  lambda shard, workers: server(shard, messages * len(workers), adagrad),
-                  lambda rank, servers: worker(rank, workers, servers, problem, steps, sgd, push_every,
-                                               fetch_every, rotated))
+    given = steps, sgd, push_every, fetch_every, rotated
+    if stages == 1:
+        return deploy(problem, workers, steps, sgd, servers, rotated,
+                      lambda shard, workers: server(shard, messages * len(workers), adagrad),
+                      lambda rank, servers: worker(rank, workers, servers, problem, *given))
+    if of(problem) != PLAIN:
+        raise ValueError(f"stages {stages} with options of an exchange; expected none of them: a stage sends "
+                         "its part whole")
+    names(workers, servers)  # refuses a run without one or the other
+    replicas = workers // max(stages, 1)
+    own = [[f"server{s}.part{k * servers + s}" for s in range(servers)] for k in range(stages)]
+    nodes = dict(pipeline(problem, workers, sgd, stages, "balance", "ring", lambda me: worker(
+        me.rank, replicas, own[me.k], me.stages[0], *given,
+        lambda x, t: gradient(me, x, t, micro, "fill-drain"))))
+    for k, stage in enumerate(problem.split(stages)):  # each stage has a part on every server
+        for s, part in enumerate(chunks(stage.x0.size, servers)):
+            shard = Shard(k * servers + s, stage.x0[part], sgd)
+            nodes[own[k][s]] = Node(server(shard, messages * replicas, adagrad), role="server", rank=s)
+    return nodes
