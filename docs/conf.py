@@ -110,6 +110,6 @@ html_theme_options = {
     "show_toc_level": 2,
     "back_to_top_button": False,
 }
-html_sidebars = {"index": []}
+html_sidebars = {"index": [], "start": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ |In \[\d*\]: | {2,5}\.\.\.: | {5,8}: "
 copybutton_prompt_is_regexp = True

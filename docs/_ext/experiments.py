@@ -238,12 +238,12 @@ class Outcome(NamedTuple):
     failure: Exception | None
 
 
-def perform(code: str, **given: Any) -> Outcome:
+def perform(code: str, filename: str = "<experiment>", **given: Any) -> Outcome:
     """Run an experiment; `given` are names that it may use."""
     values: dict[str, Any] = {"__name__": "experiment", **given}
     with contextlib.redirect_stdout(io.StringIO()) as out, np.errstate(all="ignore"):
         try:
-            exec(compile(imports(code) + code, "<experiment>", "exec"), values)
+            exec(compile(imports(code) + code, filename, "exec"), values)
         except MISTAKES:
             raise
         except Exception as error:

@@ -41,8 +41,8 @@ class Scheduler(Directive):
         workers, steps = o.get("workers", 2), o.get("steps", 1)
         if self.content:
             code = "\n".join(self.content) + "\n"
-            outcome, text = experiments.perform(code), experiments.imports(code) + code
-            linecache.cache["<experiment>"] = len(text), None, text.splitlines(keepends=True), "<experiment>"
+            outcome, text = experiments.perform(code, "program.py"), experiments.imports(code) + code
+            linecache.cache["program.py"] = len(text), None, text.splitlines(keepends=True), "program.py"
             if outcome.failure or "deploy" not in outcome.values:
                 raise ValueError(f"no programs: {outcome.failure or 'the body does not define deploy()'}")
             check = outcome.values.get("check", lambda run: None)

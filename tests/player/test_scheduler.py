@@ -147,7 +147,7 @@ def test_the_dead_do_nothing_and_their_last_messages_arrive():
 def test_goals_have_their_fewest_moves():
     ssp, asp = (goals(Graph(case(name, **options), holds, result_of))
                 for name, options in (("ssp", {"staleness": 0}), ("asp", {})))
-    wait = "Make worker0 wait for another program"
+    wait = "Make worker0 wait for another worker"
     assert ssp[wait] == 5  # computes, sends, arrives, is taken, and the update is computed
     assert asp[wait] is None and asp["Find a deadlock"] is None
     old = "Let a gradient be 1 update old"
@@ -184,6 +184,8 @@ def test_a_deadlock_is_found_with_its_fewest_moves():
     assert goals(graph)["Find a deadlock"] == 6 and goals(graph)["Finish the run"] is not None
     ends = {state["end"] for state in graph.states if state.get("deadlock")}
     assert len(ends) == 1 and "deadlock: peer0" in ends.pop()
+    assert "peer0 looks for Ask" in set(graph.texts)  # it does not wait
+    assert not any("gradient be" in goal for goal in goals(graph))  # there are none
 
 
 class Push(NamedTuple):

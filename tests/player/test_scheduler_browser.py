@@ -54,12 +54,17 @@ def test_a_goal_is_reached_with_help_and_named(browser, tmp_path, ssp):
     show(browser, tmp_path, ssp)
     for left in range(5, 0, -1):
         button = browser.find_element("css selector", WAIT)
-        assert button.text == f"help: {left} move{'s' * (left > 1)} from here"
+        assert button.text == (f"help: 1 of {left} moves" if left > 1 else "help: the last move")
         button.click()
     said = browser.find_element("id", "now").text
     assert "Goal reached: Make worker0 wait" in said and "holds the answer to Push#0 back" in said
     assert "reached in 5 moves, fewest: 5" in browser.find_element("id", "goals").text
     assert "impossible in all" in browser.find_element("id", "goals").text
+    while moves(browser):  # what has been reached is not called impossible later
+        press(browser, "1")
+    reached = browser.find_elements("css selector", "#goals li")[1].text
+    assert "reached in 5 moves" in reached and "no longer possible" not in reached
+    press(browser, *["\ue012"] * (len(asked(browser, "path()")) - 5))
     assert browser.find_element("css selector", ".line.gate .waits").text == "w0 waits"
     assert browser.execute_script("return document.activeElement.tagName") == "BUTTON"
 

@@ -192,10 +192,10 @@ def waits_for(effect: Any) -> str:
             return f"computes: {what(effect)}"
         case Send():
             return f"sends {type(effect.body).__name__} to {effect.to}"
+        case Poll():  # also a `Recv`
+            return f"looks for {' or '.join(kind.__name__ for kind in effect.kinds)}"
         case Recv():
             return f"waits: {describe(effect)}"
-        case Poll():
-            return f"looks for {' or '.join(kind.__name__ for kind in effect.kinds)}"
         case Choose():
             return "chooses"
         case Mark():

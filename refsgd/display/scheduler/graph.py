@@ -201,7 +201,7 @@ class Graph:
             if reason and (reason.held or (peers and reason.cause == "queueing")):
                 held.append(p)
         return {"views": views, "held": held, "dead": len(world.dead),
-                "age": max((tau for _, tau in ages), default=0),
+                "age": max((tau for _, tau in ages), default=-1),
                 "wire": [self._message(m, to) for (_, to), sent in world.wire.items() for m in sent],
                 "inbox": [self._message(m, node) for node, box in world.mailboxes.items()
                           for m in box.envelopes]}
@@ -251,8 +251,12 @@ class Graph:
         oldest = max(state["age"] for state in states)
         first = next((n for n in self.nodes if self.trace.is_worker(n)), self.nodes[0])
         p = self.programs.index((first, 0))
-        other = {"text": "Finish with another result than A",
+        served = self.trace.is_worker(first) and not all(map(self.trace.is_worker, self.nodes))
+        wait = "another worker" if served else "another program"
+        other = {"text": "Finish with a result other than A (always choosing 1 gives A)",
                  "states": those(lambda s: s.get("result", 0) > 0 and not s["dead"])}
+        old = {"text": f"Let a gradient be {counted(max(1, oldest), 'update')} old",
+               "states": those(lambda s: s["age"] >= max(1, oldest))}
         mortal = [
             {"text": "Finish the run although a worker has died",
              "states": those(lambda s: "result" in s and s["dead"])},
@@ -262,9 +266,8 @@ class Graph:
              "states": those(lambda s: s.get("deadlock") and s["dead"])}]
         return [
             {"text": "Finish the run", "states": those(lambda s: "result" in s)},
-            {"text": f"Make {first} wait for another program", "states": those(lambda s: p in s["held"])},
-            {"text": f"Let a gradient be {counted(max(1, oldest), 'update')} old",
-             "states": those(lambda s: s["age"] >= max(1, oldest))},
+            {"text": f"Make {first} wait for {wait}", "states": those(lambda s: p in s["held"])},
+            *([old] if oldest >= 0 else []),
             *([other] if other["states"] else []),
             *(mortal if self.deaths else []),
             {"text": "Find a deadlock", "states": those(lambda s: s.get("deadlock") and not s["dead"])},

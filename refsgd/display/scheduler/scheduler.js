@@ -59,8 +59,8 @@ function drawGoals() {
     let said = `fewest: ${moves(few)}`;
     if (few < 0) said = `impossible in all ${graph.states.length} states`;
     else if (goal.best) said = `<span class="reached">reached in ${moves(goal.best)}</span>, ` + said;
-    const hint = few < 0 || from === 0 ? "" : from < 0 ? '<span class="few">no longer possible: undo</span>'
-      : `<button type="button" data-goal="${i}" aria-label="a move towards: ${text(goal.text)}">help: ${moves(from)} from here</button>`;
+    const hint = few < 0 || from === 0 ? "" : from < 0 ? (goal.best ? "" : '<span class="few">no longer possible: undo</span>')
+      : `<button type="button" data-goal="${i}" aria-label="a move towards: ${text(goal.text)}">help: ${from === 1 ? "the last move" : `1 of ${moves(from)}`}</button>`;
     return `<li><span class="tick" aria-hidden="true">${few < 0 ? "–" : goal.best ? "✓" : "○"}</span><span class="what">${text(goal.text)}</span><span class="few">${said}</span>${hint}</li>`;
   }).join("");
 }
@@ -196,6 +196,9 @@ function drawMoves() {
 
 // -- moving ------------------------------------------------------------------------------------------------------
 
+/** A sentence without its values and its line, which the panel of the programs shows. */
+const brief = (sentence) => sentence.replace(/ \([^()]*\)/, "").replace(/; \S+:\d+$/, "");
+
 function draw(before, did) {
   const last = path[path.length - 1], now = last ? movesOf(last[0])[last[1]][0] : -1, fresh = check(), events = happened();
   const views = viewsOf(here()), held = heldSince(before), told = held < 0 ? now : held, end = graph.states[here()][4];
@@ -206,8 +209,8 @@ function draw(before, did) {
   drawState(before, now);
   byId("count").textContent = `${moves(path.length)} so far`;
   const reached = fresh.map((goal) => `Goal reached: ${text(goal.text)}.`).join(" ");
-  const then = told >= 0 ? text(say(views[told][1])) + "." : `${movesOf(here()).length === 1 ? "One thing" : `${movesOf(here()).length} things`} may happen next. Choose one.`;
-  byId("now").innerHTML = (did ? `<span class="at">${text(did)}.</span> ` : "") + (reached ? reached + " " : "") + (end === undefined ? then : `Now ${text(say(end))}.`);
+  const then = told >= 0 ? text(brief(say(views[told][1]))) + "." : `${movesOf(here()).length === 1 ? "One thing" : `${movesOf(here()).length} things`} may happen next. Choose one.`;
+  byId("now").innerHTML = (did ? `<span class="at">${text(did)}.</span> ` : "") + (reached ? reached + " " : "") + (end === undefined ? then : `Now ${text(say(end).replace(/^deadlock: .*/s, "no program can continue: a deadlock"))}.`);
   byId("undo").setAttribute("aria-disabled", !path.length);
   byId("restart").setAttribute("aria-disabled", !path.length);
   byId("redo").setAttribute("aria-disabled", !undone.length);
