@@ -1,4 +1,13 @@
-"""The result of a run: metrics, a history and hashes, as text, JSON or HTML."""
+"""The result of a run: metrics, a history and hashes, as text, JSON or HTML.
+
+Parameters
+----------
+run : Run
+    From a runtime.
+trace : Trace
+x : ndarray, (d,)
+    Of any float type.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +67,6 @@ def parameters_sha256(x: Array) -> str:
 
     A float64 too large for float32, from a diverging run, counts as infinity.
 
-    Parameters
-    ----------
-    x : ndarray, (d,)
-        Of any float type.
-
     Returns
     -------
     str
@@ -74,10 +78,6 @@ def parameters_sha256(x: Array) -> str:
 
 def schedule_sha256(trace: Trace) -> str:
     """SHA-256 of the schedule: the order in which each node's programs acted, what they received or chose.
-
-    Parameters
-    ----------
-    trace : Trace
 
     Returns
     -------
@@ -97,11 +97,6 @@ def schedule_sha256(trace: Trace) -> str:
 
 def replicas(run: Run) -> tuple[list[Array], list[Array]]:
     """The vectors, or the attributes ``x``, that servers and workers returned; a ``part`` is joined.
-
-    Parameters
-    ----------
-    run : Run
-        From a runtime.
 
     Returns
     -------
@@ -138,11 +133,6 @@ def average(vectors: Sequence[Array]) -> Array:
 
 def final_parameters(run: Run) -> Array:
     """The parameters to evaluate: the servers' parts joined, or else the mean of the replicas; (d,).
-
-    Parameters
-    ----------
-    run : Run
-        From a runtime.
 
     Returns
     -------
@@ -223,7 +213,7 @@ class Result:
 
     @classmethod
     def from_json(cls, text: str) -> Result:
-        """Read the text of `to_json`; raises ValueError for anything else.
+        """Read the `text` of `to_json`; raises ValueError for anything else.
 
         Parameters
         ----------

@@ -138,23 +138,8 @@ class Stepper:
             self._enabled, self.deadlock = [], str(stuck)
 
     def choose(self, pick: int) -> Stepper:
-        """Perform action number `pick` of the list in `actions`.
-
-        Parameters
-        ----------
-        pick : int
-            Number of an action, from 0.
-
-        Returns
-        -------
-        Stepper
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            There is no such action.
-        """
+        """Perform action number `pick`, from 0 on, of the list in `actions`; raises ValueError if there is no
+        such action."""
         if not 0 <= pick < len(self._enabled):
             if not self._enabled:
                 raise Usage(f"action {pick}; {self.deadlock or 'the run is over'}")
@@ -174,18 +159,7 @@ class Stepper:
         return self
 
     def step(self, n: int = 1) -> Stepper:
-        """Perform the first enabled action, n times; at the end of the run nothing changes.
-
-        Parameters
-        ----------
-        n : int
-            How many actions, >= 0.
-
-        Returns
-        -------
-        Stepper
-            Itself.
-        """
+        """Perform the first enabled action, n >= 0 times; at the end of the run nothing changes."""
         for _ in range(n):
             if self._enabled:
                 self.choose(0)
@@ -199,11 +173,6 @@ class Stepper:
         target : str or callable
             The name of a mark (``"update"``, ``"clock"``, ``"block"``), a kind of event (``"receive"``,
             ``"send"``, ``"compute"``, ...), or ``event -> bool``.
-
-        Returns
-        -------
-        Stepper
-            Itself.
 
         Raises
         ------
@@ -233,18 +202,7 @@ class Stepper:
         return self
 
     def back(self, n: int = 1) -> Stepper:
-        """Undo the last n actions (at most to the start) by running those before them again.
-
-        Parameters
-        ----------
-        n : int
-            How many actions, >= 0.
-
-        Returns
-        -------
-        Stepper
-            Itself.
-        """
+        """Undo the last n >= 0 actions (at most to the start) by running those before them again."""
         if n < 0:
             raise Usage(f"back {n}; expected a number of actions >= 0")
         self._begin(self._picks[:max(0, len(self.schedule) - n)])
@@ -296,24 +254,8 @@ class Stepper:
                       for w, task in zip(self.world.where(), tasks))
 
     def source(self, node: str | None = None, around: int = 5) -> str:
-        """The lines of source around the current line of a program, which is marked by an arrow.
-
-        Parameters
-        ----------
-        node : str, optional
-            The node whose main program is shown; by default the program that acted last.
-        around : int
-            Lines before and after it.
-
-        Returns
-        -------
-        str
-
-        Raises
-        ------
-        ValueError
-            There is no such node.
-        """
+        """The current line of the main program of `node`, by default of the program that acted last, marked
+        by an arrow, with so many lines `around` it; raises ValueError if there is no such node."""
         from refsgd.display.player.states import called
 
         last = self.events[-1] if node is None and self.events else None
@@ -342,17 +284,7 @@ class Stepper:
         return self.world.trace()
 
     def player(self, path: str | Path | None = None) -> Player:
-        """The events so far in the step player, opened at the end; also written to `path` if one is given.
-
-        Parameters
-        ----------
-        path : path, optional
-            Where to write the page.
-
-        Returns
-        -------
-        Player
-        """
+        """The events so far in the step player, opened at the end; also written to `path` if one is given."""
         from refsgd.display.player import Player, player_html
 
         actions = [(f".choose({i})", said) for i, said in enumerate(self.actions())]

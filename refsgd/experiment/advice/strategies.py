@@ -124,6 +124,8 @@ class Plan:
         backups = min(int(candidate.options.get("backups", 0)), case.workers - 1)
         self.used = 1 - backups / case.workers  # share of the gradients that count
         self.machine = case.machine.with_(colocated=candidate.colocated)
+        self.devices = case.devices if case.net and case.batches else None  # which price each batch
+        self.net = case.net if self.devices or (candidate.exchange and case.net) else str(case.parameters)
         images = case.workers * case.batch
         self.steps = min(max(1, round(case.images / images)), most)
         self.iterations = case.images / (images * self.used)  # of a pass
@@ -255,22 +257,21 @@ class Plan:
         options = "".join(f" --{k.replace('_', '-')}" + f" {v}" * (v is not True)
                           for k, v in (*c.options.items(), *c.exchange.items()))
         where = f" --servers {self.servers}" if has_servers(self.function) else ""
-        by_device = case.devices if case.net and case.batches else None  # the device prices each batch
-        machine = by_device or case.machine
+        machine = self.devices or self.machine
         described = case.described or flags(machine)
-        if case.described and case.devices and not by_device:  # a later flag overrides an earlier one
+        if case.described and case.devices and not self.devices:  # a later flag overrides an earlier one
             described += f" --compute '{devices.written(machine.compute)}'"
         if case.described and machine.speeds:
             described += f" --speeds {written(machine.speeds)}"
-        batch = f"auto:{sum(case.batches)}" if by_device else self.batch
-        net = case.net if by_device or (c.exchange and case.net) else case.parameters
-        return (f"refsgd run {c.algorithm}{options} --net shapes:{net} --data none --workers {case.workers}"
-                f"{where} --batch {batch} --steps {self.steps} {described}" + " --colocated" * c.colocated)
+        batch = f"auto:{sum(case.batches)}" if self.devices and case.batches else self.batch
+        return (f"refsgd run {c.algorithm}{options} --net shapes:{self.net} --data none "
+                f"--workers {case.workers}{where} --batch {batch} --steps {self.steps} {described}"
+                + " --colocated" * c.colocated)
 
     def note(self) -> str:
         """What to expect of the command's run if it is not the strategy's pass."""
         whole = max(1, round(self.iterations))
-        timed = self.case.batches and not (self.case.devices and self.case.net)
+        timed = self.case.batches and not self.devices
         by_speed = "its times are for gradients of each worker's own batch" if timed else ""
         if self.steps == whole:
             return by_speed
@@ -340,6 +341,7 @@ class Split(Plan):
     def __init__(self, candidate: Candidate, case: Case, most: int = LONGEST) -> None:
         super().__init__(candidate, case, most)
         self.depth = int(candidate.options.get("stages", 1))
+        self.devices, self.net = case.devices, case.net
         self.machine = case.devices or case.machine
         if not case.devices and self.depth > 1:  # devices price the larger batch themselves
             self.machine = self.machine.with_(speeds=tuple(v / self.depth for v in case.speeds))
@@ -359,16 +361,6 @@ class Split(Plan):
     def memory(self) -> float:
         """Bytes of the fullest node."""
         return max(float(p.value) for name, p in self.metrics.items() if name.startswith("memory_"))
-
-    def command(self) -> str:
-        """The command that runs it."""
-        c, case = self.candidate, self.case
-        options = " ".join(f"--{name} {value}" for name, value in c.options.items())
-        described = case.described or flags(self.machine)
-        if case.described and self.machine.speeds:
-            described += " --speeds " + ",".join(f"{v:g}" for v in self.machine.speeds)
-        return (f"refsgd run {c.algorithm} {options} --net shapes:{case.net} --data none --workers "
-                f"{case.workers} --batch {self.batch} --steps {self.steps} {described}")
 
 
 def splits(case: Case) -> list[Split]:
