@@ -29,28 +29,15 @@ class Adam(SGD):
     Its steps are about as long as the learning rate, whatever the gradient.  Weight decay is a part of the
     gradient, as in ``torch.optim.Adam``.
 
-    Parameters
-    ----------
-    lr, weight_decay, schedule
-        As of `SGD`.
-    momentum : float
-        0: `beta1` takes its place.
-    beta1, beta2 : float
-        In [0, 1): how much of the two averages is kept at each update.
-    epsilon : float
-        Added to the root of the mean square.
-
-    Examples
-    --------
     >>> adam, x = Adam(lr=0.5), np.ones(2, np.float32)
     >>> x, state = adam.step(x, adam.start(x), np.array([4.0, -0.25], np.float32), t=0)
     >>> x.tolist()
     [0.5, 1.5]
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    beta1: float = 0.9  #: how much of the average is kept at each update, in [0, 1); it replaces `momentum`
+    beta2: float = 0.999  #: and of the average of the square
+    epsilon: float = 1e-8  #: added to the root of the mean square
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,24 +63,15 @@ class Adam(SGD):
 class LARS(SGD):
     """LARS: layer-wise adaptive rates, so that no layer moves by more than a small part of its norm.
 
-    Each layer has its ratio r::
+    Each layer has its ratio r, and the velocity contains the rate, as in the paper::
 
         r = trust |x| / (|g| + weight_decay |x|)              # trust, if one of them is 0
         v <- momentum * v + lr(t) * r * (g + weight_decay * x)
         x <- x - v
-
-    Parameters
-    ----------
-    lr, momentum, weight_decay, schedule
-        As of `SGD`, but the velocity contains the rate, as in the paper.
-    trust : float
-        The part of its norm by which a layer moves at a learning rate of 1.
-    layers : tuple of slice
-        The places of the layers in the vector; () if it is one layer.
     """
 
-    trust: float = 0.001
-    layers: tuple[slice, ...] = ()
+    trust: float = 0.001  #: the part of its norm by which a layer moves at a learning rate of 1
+    layers: tuple[slice, ...] = ()  #: their places in the vector; () if it is one layer
 
     def ratio(self, x: Array, g: Array) -> np.float32:
         """The rate of one layer, as a multiple of the learning rate."""

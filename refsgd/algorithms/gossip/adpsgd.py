@@ -7,10 +7,9 @@ bipartite: active peers ask, passive peers answer at any time.
 Quick facts
 -----------
 synchronous: no | centralised: no | roles: active and passive peers, the two sides of the graph | messages per
-iteration of an active peer: 1 there, 1 back | bytes: M each (M = 4 d) | staleness: 0 (averages come
-between read and application, but no updates) | clock
-gap: unbounded | momentum: local, never communicated | aggregation: mean of two | graph: bipartite |
-deterministic: given the schedule and the choices
+iteration of an active peer: 1 there, 1 back | bytes: M each (M = 4 d) | staleness: 0 (averages come between
+read and application, but no updates) | clock gap: unbounded | momentum: local, never communicated |
+aggregation: mean of two | graph: bipartite | deterministic: given the schedule and the choices
 
 Unequal batches: a pair takes the plain mean however many examples each has seen, so a gradient counts 1/n.
 

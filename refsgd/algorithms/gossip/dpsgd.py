@@ -6,9 +6,8 @@ distance shrinks by the second largest absolute eigenvalue of W; one minus it, t
 how fast peers on this graph agree.
 
 The paper's order (`order="cta"`, loosely combine then adapt) averages while it computes.  Adapt then combine
-(`order="atc"`) averages after the local steps, and waits for messages after computing.  In return its
-replicas are closer together: with W = 1/n everywhere it is BSP, while in the first order they still differ
-by their own last gradients.
+(`order="atc"`) averages after the local steps, when it has to wait for messages.  In return its replicas are
+closer together: with W = 1/n everywhere it is BSP, while in `cta` they still differ by their last gradients.
 
 Quick facts
 -----------

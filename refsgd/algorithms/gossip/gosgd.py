@@ -3,9 +3,6 @@
 Every peer has a replica x and a weight a; the weights sum to 1, and the peers agree on the weighted sum of
 the replicas.  A push moves half of the sender's weight, with a copy of its replica; no peer waits for it.
 
-A message waits in a queue until the receiver has finished its gradient.  Messages that are left when all
-peers have finished are merged at the end, so that no weight is lost.
-
 Quick facts
 -----------
 synchronous: no | centralised: no | roles: n peers | messages per peer and iteration: p out, p in on average |
@@ -56,7 +53,7 @@ class Share(NamedTuple):
 
 @dataclass
 class Weighted(Replica):
-    """A replica with its weight and its queue of messages that are not merged yet."""
+    """A replica with its weight, and a queue of messages that wait until its gradient is finished."""
 
     weight: float  # a
     queue: list[Share] = field(default_factory=list)
@@ -90,7 +87,8 @@ def train(replica: Weighted, others: Sequence[str], problem: Objective, steps: i
 
 
 def listen(replica: Weighted) -> Program[None]:
-    """Handler: queue each message; when no more can arrive, merge the remaining ones."""
+    """Handler: queue each message; when no more can arrive, merge those that are left, so that no weight is
+    lost."""
     try:
         while True:
             _, share = yield Recv(Share)

@@ -16,7 +16,7 @@ and keeps the activations of at most K - k of them; the bubble is the same.  Wit
 stages, k, K + k, ..., and 1/v of the bubble, for v times as many messages.
 
 With fewer stages than workers there are several replicas of the net, each with its own share of the data:
-data and model parallelism together.  The replicas of a stage average their gradients by a collective.
+data and model parallelism together.
 
 Quick facts
 -----------
@@ -109,10 +109,6 @@ def gpipe(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int
 
     Parameters
     ----------
-    steps : int
-        Batches.
-    stages, cut, collective
-        As for `refsgd.algorithms.pipeline.stages.deploy`.
     micro : int
         Most micro-batches of a batch; none is empty.  1: plain model parallelism.
     passes : {"fill-drain", "1f1b"}

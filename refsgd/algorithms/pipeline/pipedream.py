@@ -71,10 +71,6 @@ def pipedream(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages:
 
     Parameters
     ----------
-    steps : int
-        Batches.
-    stages, cut, collective
-        As for `refsgd.algorithms.pipeline.stages.deploy`.
     vertical : bool
         Vertical sync: all stages use one version for a batch.
     """

@@ -45,14 +45,12 @@ class Held(NamedTuple):
 
 @dataclass
 class Worker(Replica):
-    """A node of one replica: the parameters of its stages, one behind the other, with the state of the update
-    rule, the names of the replica's nodes, and those of the same stages in all replicas, which average their
-    gradients.  Of K nodes, node k has stages k, K + k, 2 K + k, ...: its chunks."""
+    """A node of one replica, which holds the parameters of its stages one behind the other."""
 
     k: int
-    stages: Sequence[Any]
-    names: Sequence[str]
-    group: Sequence[str]
+    stages: Sequence[Any]  # k, K + k, 2 K + k, ...: its chunks
+    names: Sequence[str]  # of the replica's K nodes
+    group: Sequence[str]  # the nodes with the same stages in all replicas, which average their gradients
     reduce: Reduce
 
     def __post_init__(self) -> None:
@@ -114,12 +112,6 @@ def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: 
 
     Parameters
     ----------
-    stages : int or None
-        K, the nodes of a replica, a divisor of their number, by default all: then there is one replica.
-    cut : str
-        Where the problem is cut, see `refsgd.problems.chain.Chain.cut`.
-    collective : str
-        How the replicas of a stage sum their gradients: a key of `refsgd.collectives.ALLREDUCE`.
     program : callable
         The main program of a node.
     chunks : int

@@ -8,8 +8,7 @@ Quick facts
 synchronous: yes | centralised: yes | roles: n = N + k workers, one server | messages per worker and
 iteration: 1 up, 1 down | bytes per worker and iteration: M up, M down, for dropped gradients too | staleness:
 0 for all applied gradients | clock gap: a slow worker skips steps | momentum: at the server | aggregation:
-mean
-over the examples of the N | deterministic: given which N come first; added in worker order
+mean over the examples of the N | deterministic: given which N come first; added in worker order
 
 k = 0 is BSP.  Scale the learning rate with N, not with N + k.  The data of a worker that is always late never
 count.
