@@ -203,7 +203,6 @@ class DGC(Sparse):
     nesterov: bool = False
     clip: float = math.inf  #: of the norm of the gradient of all n workers; each clips at clip / sqrt(n)
     warmup: int = 0  #: epochs in which 1/4, 1/16, 1/64, ... of the entries are sent
-    small: float = 0.0  #: arrays with a smaller share of all parameters are sent whole
     momentum: float = 0.0
     weight_decay: float = 0.0
     ranks: int = 1
@@ -213,9 +212,8 @@ class DGC(Sparse):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.clip > 0 and self.warmup >= 0 and 0 <= self.small <= 1):
-            raise ValueError(f"clip={self.clip}, warmup={self.warmup}, small={self.small}; expected a norm, "
-                             "epochs, and a share of the entries")
+        if not (self.clip > 0 and self.warmup >= 0):
+            raise ValueError(f"clip={self.clip}, warmup={self.warmup}; expected a norm and epochs")
 
     def start(self, d: int) -> Residual:
         return Residual()

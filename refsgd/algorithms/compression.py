@@ -161,9 +161,7 @@ def codec(text: str, feedback: bool = True, *, sgd: SGD | None = None, ranks: in
             raise ValueError(f"compress {text!r}: {word!r} is not understood; {EXPECTED}") from None
     if known and known[0].default is MISSING and known[0].name not in given:
         raise ValueError(f"compress {text!r} names no {known[0].name}; {EXPECTED}")
-    total = sum(map(prod, shapes))
-    tensors = tuple((prod(shape), shape[-1] if len(shape) > 1 and prod(shape) >= given.get("small", 0) * total
-                     else 1) for shape in shapes)
+    tensors = tuple((prod(shape), shape[-1] if len(shape) > 1 else 1) for shape in shapes)
     run = {"unbiased": not feedback, "momentum": sgd.momentum, "weight_decay": sgd.weight_decay,
            "ranks": ranks, "epoch": epoch, "tensors": tensors}
     taken = {field.name for field in fields(RULES[name])}  # type: ignore[arg-type]

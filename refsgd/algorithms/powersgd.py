@@ -123,7 +123,6 @@ class PowerSGD(Rule):
         return found
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
-        """4 r rows of each matrix; 4 r columns of each, and 4 for each entry that is sent whole."""
         matrices, whole = self.parts(d)
         return (4 * self.rank * sum(rows for _, rows, _ in matrices),
                 4 * self.rank * sum(columns for _, _, columns in matrices)

@@ -1,13 +1,8 @@
 """All-reduce SGD (AR-SGD): every peer holds the whole model, and gradients are summed without a server.
 
-Peer i, step t::
-
-    g_i = gradient at x on its share of b_i images
-    g = allreduce(b_i * g_i) / sum_i b_i               # the same bits on every peer
-    x = update(x, g)                                   # on every peer, each with its own velocity
-
-It is BSP without a server: the same mean gradient, summed in another order.  In a ring each link carries
-about 2 M per iteration for any number of peers, while the link of a single server carries n M each way.
+It is BSP without a server: the same mean gradient, sum_i b_i g_i / sum_i b_i for shares of b_i images, summed
+in another order, with the same bits on every peer.  In a ring each link carries about 2 M per iteration for
+any number of peers, while the link of a single server carries n M each way.
 
 Quick facts
 -----------

@@ -1,11 +1,5 @@
 """Independent SGD: n workers that never communicate, the baseline of algorithms that do.
 
-Peer i::
-
-    for t = 0, 1, ...:
-        g = gradient at x on its share
-        x = update(x, g)
-
 Each peer learns only from its own share.  As for every algorithm without servers, the mean of the replicas is
 evaluated: on an easy problem it can be good although nothing was exchanged; on a net that has many different
 solutions it need not be better than any of the replicas.
@@ -27,9 +21,8 @@ they stay apart, and their spread is reported with the mean.
 References
 ----------
 Mann, McDonald, Mohri, Silberman and Walker, "Efficient large-scale distributed training of conditional
-maximum
-entropy models", NIPS 2009, the mixture weight method: learning without communication, and the quality
-of the mean.
+maximum entropy models", NIPS 2009, the mixture weight method: learning without communication, and the
+quality of the mean.
 """
 
 from __future__ import annotations

@@ -1,11 +1,5 @@
 """Sequential mini-batch SGD: one worker, no messages.  The baseline of all other algorithms.
 
-::
-
-    for t = 0, 1, ...:
-        g = gradient at x on the next mini-batch
-        x = update(x, g)
-
 Quick facts
 -----------
 synchronous: trivially | roles: one worker | messages, bytes: none | staleness: 0 | momentum: at the worker |

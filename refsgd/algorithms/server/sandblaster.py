@@ -20,8 +20,8 @@ leaves the line search open: this one uses only slopes, so a step may overshoot 
 raise a convex loss, but it ends at a slope uphill that is at most half as steep as the slope downhill at its
 start.  The paper says nothing of the length of the first direction, either: here it is -lr g.
 
-A portion is a batch of the first epoch, `problem.gradient(x, 0, i)`, so `--batch` is its size; a step takes
-an epoch or, where the line search halves, several.
+A portion is a batch of the first epoch, `problem.gradient(x, 0, i)` with weight `images(0, i)`, so `--batch`
+is its size; a step takes an epoch or, where the line search halves, several.
 
 References
 ----------
@@ -92,23 +92,21 @@ def sandblaster(problem: Any, workers: int, steps: int, sgd: SGD, servers: int =
 
     Parameters
     ----------
-    problem : Objective
-        Portion i of the batch is `gradient(x, 0, i)`, with weight `images(0, i)`; its description may have
-        `steps_per_epoch`, how many gradients cover the data once.
     steps : int
         Steps of L-BFGS, >= 0; it stops earlier if the slope is 0.
     sgd : SGD
         Its rate is the length of a direction, in gradients, as long as there are no pairs.  No momentum.
     portions : int, optional
-        Of the batch, at least 1; by default an epoch of the data, or 2 n where they have none.
+        Of the batch, at least 1; by default the problem's `steps_per_epoch`, which cover the data once, or
+        2 n where it has none.
     history : int
         m, number of stored pairs, >= 0; 0 is gradient descent.
     """
     ws, ss = names(workers, servers)
     count = problem.describe.get("steps_per_epoch", 2 * workers) if portions is None else portions
     if count < 1 or history < 0:
-        raise ValueError(
-            f"portions {count}, history {history}; expected at least 1 portion and a history >= 0")
+        raise ValueError(f"portions {count}, history {history}; expected at least 1 portion and a history "
+                         ">= 0")
     if sgd.momentum:
         raise ValueError(f"momentum {sgd.momentum} with L-BFGS, whose pairs say where to go; expected 0")
     nodes = {w: Node(worker("coordinator", ss, problem)) for w in ws}

@@ -16,7 +16,7 @@ blocks; refused with minima | aggregation: mean over examples, in worker order |
 choices
 
 rho = 0 updates one block at a time, rho = inf means no restriction.  With pairwise orthogonal columns blocks
-together have the effect of one after another.  With eps > 0 every block can be drawn.
+together have the effect of one after another.  Since eps > 0, every block can be drawn.
 
 What differs from the papers
 ----------------------------
@@ -65,8 +65,7 @@ def update(sgd: SGD, problem: Any, x: Array, v: Array, partials: Sequence[Partia
     """The scheduled blocks after step t: the minimum along each coordinate if that is known, else SGD."""
     g = mean_gradient([p.grad for p in partials], [p.examples for p in partials])
     if problem.coordinates is not None:
-        x = problem.coordinates.minimum(x, g)
-        return x, v
+        return problem.coordinates.minimum(x, g), v
     return sgd.step(x, v, g, t)
 
 
@@ -123,10 +122,8 @@ def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy =
     Parameters
     ----------
     problem : Objective
-        With `coordinates`, as of `refsgd.problems.regression`, each step minimises along coordinates.
-    sgd : SGD
-        The rule of problems without `coordinates`; with them it has neither momentum nor weight decay, and
-        its rate is not used.
+        With `coordinates`, as of `refsgd.problems.regression`, each step minimises along coordinates; then
+        `sgd` has neither momentum nor weight decay, and its rate is not used.
     policy : {"fixed", "dependency-aware", "prioritised"}
         The choice of blocks: in turn; drawn without those that conflict; drawn by their last change, too.
     blocks : int, optional
