@@ -28,8 +28,9 @@ from refsgd.cli import (
     run,
     step,
 )
-from refsgd.cli.options import Parser, as_meant, each_algorithm
+from refsgd.cli.options import Parser, as_meant, each_algorithm, of_algorithm
 from refsgd.cli.outputs import check_outputs
+from refsgd.experiment.functions import is_place
 from refsgd.experiment.prepare import Usage
 
 #: each command, and whether it has a parser for every algorithm
@@ -61,8 +62,17 @@ def build_parser() -> Parser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code: 0 success, 1 failure, 2 wrong use, 130 interrupted."""
-    return carry_out(
-        lambda: build_parser().parse_args(as_meant(sys.argv[1:] if arguments is None else arguments)))
+    return carry_out(lambda: parsed(as_meant(sys.argv[1:] if arguments is None else arguments)))
+
+
+def parsed(given: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a command; a function in a file gets a parser as those of the catalogue have."""
+    command, each = COMMANDS.get(given[0], (compare, False))
+    if not each or not is_place("".join(given[1:2])):
+        return build_parser().parse_args(given)
+    parser = Parser(prog=f"refsgd {given[0]} {given[1]}")
+    of_algorithm(parser, given[1], command.options, command.do)
+    return parser.parse_args(given[2:])
 
 
 def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
@@ -85,5 +95,5 @@ def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
         sys.stderr.close()
         return 0
     except (DataError, RuntimeError, ArithmeticError, ValueError, OSError) as error:
-        sys.stderr.write(f"refsgd: {error}\n")
+        sys.stderr.write(", ".join([f"refsgd: {error}", *getattr(error, "__notes__", ())]) + "\n")
         return 2 if isinstance(error, Usage) else 1

@@ -8,7 +8,6 @@ no part. Reports a failure with its shortest schedule.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, o
 from refsgd.cli.outputs import check_outputs, tell, write
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, catalogued
+from refsgd.experiment.functions import imported
 
 
 def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    p.add_argument("target", metavar="MODULE:FUNCTION",
+    p.add_argument("target", metavar="FILE.py:FUNCTION",
                    help="your deployment function f(problem, workers, steps, sgd, *, options), your codec, "
                         "or the name of an algorithm of the catalogue")
     flags(p)
@@ -123,34 +123,3 @@ def ungraded(args: argparse.Namespace) -> None:
         failed += finding.held is False
     if failed:
         raise RuntimeError(f"{counted(failed, 'check')} failed; expected none")
-
-
-def imported(target: str) -> Any:
-    """The function or codec that MODULE:NAME names; imports the module."""
-    import importlib
-    import importlib.util
-
-    module_name, _, name = target.partition(":")
-    if not name:
-        raise Usage(f"target {target!r}; expected MODULE:FUNCTION, e.g. mine.py:my_algorithm, or one of "
-                    + ", ".join(CATALOGUE))
-    try:
-        if module_name.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(module_name).stem, module_name)
-            assert spec is not None and spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[spec.name] = module
-            spec.loader.exec_module(module)
-        else:
-            sys.path.insert(0, os.getcwd())
-            module = importlib.import_module(module_name)
-    except (ImportError, FileNotFoundError) as error:
-        raise Usage(f"cannot import {module_name}: {error}; expected a module or a file that ends in .py"
-                    ) from None
-    except Exception as error:  # a user's module may raise anything
-        raise Usage(f"cannot import {module_name}: {type(error).__name__}: {error}; expected a module that "
-                    "can be imported") from None
-    found = getattr(module, name, None)
-    if not callable(found) and not isinstance(found, Codec | Rule):
-        raise Usage(f"{module_name} has no function {name!r}; expected a deployment function, or a codec")
-    return found

@@ -12,7 +12,6 @@ import re
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import outputs
 from refsgd.cli.options import arguments_of, common, number
-from refsgd.experiment.arguments import catalogued
 from refsgd.experiment.compare import DEFAULT_ALGORITHMS, compare
 from refsgd.experiment.options.problems import DEFAULT_DATA
 from refsgd.experiment.prepare import Usage
@@ -22,7 +21,7 @@ def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a "
-                        "list; with options of each: 'bsp; bsp overlap=both; allreduce compress=fp16'")
+                        "list; with options of each: 'bsp; bsp overlap=both; mine.py:my_algorithm quorum=3'")
     p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")
     p.add_argument("--no-hard", action="store_true",
                    help="leave out the second panel (8 workers, shards by label, simulated)")
@@ -39,7 +38,6 @@ def do(args: argparse.Namespace) -> None:
     names = groups.get(args.algorithms) or [a.strip() for a in listed if a.strip()]
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
-    names = [" ".join([catalogued(name), *said]) for name, *said in map(str.split, names)]
     arguments, printed = arguments_of(args), args.json != "-"
     args.plot = args.plot or ("refsgd-compare.png" if printed else None)
     args.json = args.json or "refsgd-compare.json"

@@ -20,6 +20,7 @@ from refsgd.cluster.presets import PRESETS, load_timed
 from refsgd.cluster.units import slowed
 from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment.execution.perform import RUNTIMES
+from refsgd.experiment.functions import deployment_function
 from refsgd.experiment.options.architectures import ARCHITECTURES, named
 from refsgd.experiment.options.exchanges import TAKES
 from refsgd.experiment.options.problems import default_net
@@ -53,9 +54,6 @@ class Parser(argparse.ArgumentParser):
             message = f"{name} is an algorithm; did you mean: refsgd run {name}"
         elif choice:
             message += suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))
-        if choice and ".py" in choice[1]:
-            message += ("; for your own, use refsgd check FILE:FUNCTION, or in Python refsgd.run, "
-                        "refsgd.compare and refsgd.Stepper, which take the function")
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
 
@@ -339,14 +337,21 @@ def first_line(algorithm: str) -> str:
 
 def each_algorithm(command: argparse.ArgumentParser, options: Callable[[argparse.ArgumentParser], None],
                    do: Callable[[argparse.Namespace], None]) -> None:
-    """Add a parser for every algorithm to a command: the command's options, then the algorithm's own."""
-    algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True)
+    """Add a parser for every algorithm to a command."""
+    algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True,
+                                        description="One of the catalogue, or FILE.py:FUNCTION, your own.")
     for algorithm in CATALOGUE:
         line = first_line(algorithm)
-        parser = algorithms.add_parser(algorithm, help=line, description=line)
-        options(parser)
-        own_options(parser, algorithm, CATALOGUE[algorithm])
-        parser.set_defaults(do=do)
+        of_algorithm(algorithms.add_parser(algorithm, help=line, description=line), algorithm, options, do)
+
+
+def of_algorithm(parser: argparse.ArgumentParser, algorithm: str,
+                 options: Callable[[argparse.ArgumentParser], None],
+                 do: Callable[[argparse.Namespace], None]) -> None:
+    """Add the command's options, then the algorithm's own."""
+    options(parser)
+    own_options(parser, algorithm, deployment_function(algorithm)[1])
+    parser.set_defaults(algorithm=algorithm, do=do)
 
 
 def machine_of(args: argparse.Namespace) -> Machine:

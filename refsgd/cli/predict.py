@@ -11,7 +11,6 @@ from typing import Any
 
 from refsgd.cli.options import OldName, arguments_of, common, flag, own_given
 from refsgd.cli.outputs import PIPE, check_output, draw, tell, width, write
-from refsgd.experiment.arguments import catalogued
 from refsgd.experiment.prepare import Usage, prepare
 
 
@@ -53,7 +52,7 @@ def do(args: argparse.Namespace) -> None:
     if not predictions:
         raise Usage(f"no metrics of {args.algorithm}: {next(iter(predictions.missing.values()))}")
     if args.json != "-":
-        tell(f"{args.algorithm} on: {experiment.machine}", 2)
+        tell(f"{experiment.name} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
         print("\n".join(prediction_lines(predictions, predictions.missing, width() or PIPE)))
     found = {name: p.to_json() for name, p in predictions.items()}
@@ -78,7 +77,7 @@ def draw_sweep(args: argparse.Namespace) -> None:
     from refsgd.experiment.sweep import parse_range, sweep
 
     quantity, values = parse_range(args.sweep)
-    names = [catalogued(a) for a in (args.algorithm, *args.against.split(",")) if a]
+    names = [a for a in (args.algorithm, *args.against.split(",")) if a]
     own = own_given(args)
     if own and len(names) > 1:
         raise Usage(f"{', '.join(map(flag, own))} with --against; expected no options of a single algorithm "

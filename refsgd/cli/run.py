@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 from refsgd.cli.options import arguments_of, common, player_file
 from refsgd.cli.outputs import compile_kernels, notice, progress, show
-from refsgd.experiment.prepare import Usage, deployment_function, has_servers
+from refsgd.experiment.functions import catalogue_name, deployment_function
+from refsgd.experiment.prepare import Usage, has_servers, prepare
 from refsgd.experiment.result import Result
 from refsgd.experiment.run import RunOptions, carry_out
 from refsgd.runtimes.faults import POLICIES
@@ -80,17 +81,25 @@ def one_voice(rank: int) -> Iterator[None]:
             raise SystemExit(2 if isinstance(error, Usage) else 1) from None
 
 
+def _hosts_of_servers(args: argparse.Namespace, workers: int) -> int:
+    """How many hosts a deployment has besides those of its workers."""
+    _, function = deployment_function(args.algorithm)
+    if args.colocated or has_servers(function) or catalogue_name(function):
+        return (args.servers or 1) * (has_servers(function) and not args.colocated)
+    given = {**arguments_of(args), "workers": workers, "machine": None}
+    experiment = prepare(args.algorithm, **given)  # only the function knows which servers it has
+    return len(set(experiment.machine.place(experiment.deploy()).values())) - workers
+
+
 def run_over_mpi(args: argparse.Namespace) -> Result | None:
     """Train under mpiexec; every rank calls this, and rank 0 gets the result."""
     from refsgd.runtimes.processes import mpi
 
     comm = mpi.world()
     with one_voice(comm.rank):
-        _, function = deployment_function(args.algorithm)
-        servers = args.servers or 1 if has_servers(function) and not args.colocated else 0
         if args.workers is None and args.resume is None and comm.size > 1 and not args.hosts:
             # one per process that mpiexec started; with --hosts, a rank is a host with any number of workers
-            args.workers = max(1, comm.size - servers)
+            args.workers = max(1, comm.size - _hosts_of_servers(args, comm.size))
         args.quiet = args.quiet or comm.rank != 0
         options = described(args)
         for turn in (True, False):  # rank 0 compiles, the others read the cache

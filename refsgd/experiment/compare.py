@@ -16,15 +16,8 @@ from refsgd.experiment.arguments import suggestion
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, perform
-from refsgd.experiment.prepare import (
-    DEFAULT_MACHINE,
-    Algorithm,
-    Say,
-    Usage,
-    deployment_function,
-    listed,
-    prepare,
-)
+from refsgd.experiment.functions import Algorithm, deployment_function, is_place
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Say, Usage, listed, prepare
 from refsgd.experiment.result import Result
 from refsgd.runtimes.fork import runtime_here
 
@@ -145,7 +138,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     Parameters
     ----------
     algorithms : iterable of str or callable
-        Or a single one; a name may be followed by options: ``"bsp overlap=both layout=layers"``.
+        As in `run`, or a single one; a name may be followed by options: ``"bsp overlap=both layout=layers"``.
     runtime : {"processes", "tcp", "simulator"}
         Where it is measured; "simulator" leaves the measurement out.  By default processes; if the system
         cannot fork, the simulator, with a warning.
@@ -179,7 +172,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     step = progress or (lambda text: None)
     chosen = listed(algorithms)
     own, named = options or {}, [with_options(a) for a in chosen]
-    names = [deployment_function(a)[0] for a, _ in named]
+    names = [a if is_place(a) else deployment_function(a)[0] for a, _ in named]
     for name in own:
         if name not in (*names, *CATALOGUE):
             raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"

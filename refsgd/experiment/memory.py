@@ -104,15 +104,15 @@ def _of_worker(e: Experiment, batch: int) -> Prediction:
 
     d, chain, how = e.problem.x0.size, e.problem.chain, of(e.problem)
     held = chain.held(batch) if chain else 0.0
-    optimiser, update = ("sgd", 0) if e.name in PUSHING else _rule(e)
-    if e.name == "zero":
+    optimiser, update = ("sgd", 0) if e.known in PUSHING else _rule(e)
+    if e.known == "zero":
         largest = max(part.stop - part.start for part in e.problem.layers.parts) if e.problem.layers else d
         found = memory.zero(d, e.workers, int(e.options.get("stage", 3)), largest, optimiser=optimiser)
         return _with(found, {"activations": held, "working copies": update * 4 * d / e.workers})
-    alone = e.name in ("sequential", "independent") or (e.workers == 1 and e.name in REDUCED)
+    alone = e.known in ("sequential", "independent") or (e.workers == 1 and e.known in REDUCED)
     # A collective has the weighted gradient, partial sums, their sum and the mean beside the gradient.
-    working = 3 + 1 / e.workers if e.name in REDUCED and not alone else update
-    residual = 4 * d * (2 if e.name == "dgc" else 1 if how.codec and how.feedback else 0)
+    working = 3 + 1 / e.workers if e.known in REDUCED and not alone else update
+    residual = 4 * d * (2 if e.known == "dgc" else 1 if how.codec and how.feedback else 0)
     found = memory.worker(d, held, 1, optimiser=optimiser, buffers=0 if alone else 4 * d,
                           working=max(working, update))
     return _with(found, {"codec residual": residual})
@@ -124,8 +124,8 @@ def _of_servers(e: Experiment, count: int) -> list[Prediction]:
     optimiser, update = _rule(e)
     sizes = [part.stop - part.start for part in of(e.problem).cut(e.problem, e.servers)]
     if len(sizes) != count:  # a part of each stage, or a whole copy in each data centre
-        sizes = [e.problem.x0.size // (1 if e.name == "approximate" else max(count, 1))] * count
-    collects = e.name in COLLECTING
+        sizes = [e.problem.x0.size // (1 if e.known == "approximate" else max(count, 1))] * count
+    collects = e.known in COLLECTING
     return [memory.server(size, workers=e.workers, optimiser=optimiser, collects=True,
                           working=update + collects) for size in sizes]
 
@@ -144,8 +144,8 @@ def _of_stages(e: Experiment) -> list[Prediction]:
         size = sum(stage.x0.size for stage in own)
         crossing = 2 * max(block.nbytes for stage in own for block in stage.blocks)
         crossing *= e.problem.chain is not None
-        if e.name != "pipedream":
-            m = max(1, min(int(options.get("micro", 4 if e.name == "gpipe" else 1)), batch))
+        if e.known != "pipedream":
+            m = max(1, min(int(options.get("micro", 4 if e.known == "gpipe" else 1)), batch))
             kept = min(m, flight) if options.get("passes") == "1f1b" and chunks == 1 else m
             rows = [batch * (j + 1) // m - batch * j // m for j in range(kept)]
             held = sum(stage.held(each) for stage in own for each in rows)

@@ -9,7 +9,6 @@ from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.exchange import PLAIN, of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.devices import written
@@ -21,7 +20,6 @@ from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment import memory
 from refsgd.experiment.arguments import (
     Usage,
-    catalogued,
     check_deployment,
     check_function,
     check_kind,
@@ -31,6 +29,7 @@ from refsgd.experiment.arguments import (
     check_whole,
     options_of,
 )
+from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, line_of
 from refsgd.experiment.options import exchanges, pipelines, rules
 from refsgd.experiment.options.batches import Batch, batches_of, text_of
 from refsgd.experiment.options.problems import DEFAULT_DATA, build_problem, default_net, own_problem
@@ -49,16 +48,7 @@ DEFAULT_EPOCHS = 5.5
 NEWER = ("optimiser", "warmup", "scale_lr", "validation")
 DEFAULT_STEPS = 20  #: where each step takes all data, which L-BFGS does
 
-Algorithm = str | Callable[..., Deployment]
 Say = Callable[[str], None]
-
-
-def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deployment]]:
-    """Name and function of an algorithm of the catalogue, or of a user's function."""
-    if callable(algorithm):
-        return getattr(algorithm, "__name__", "algorithm"), algorithm
-    name = catalogued(algorithm)
-    return name, CATALOGUE[name]
 
 
 def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
@@ -90,8 +80,14 @@ class Experiment:
     steps: int
     seed: int
     sgd: SGD  #: the update rule
-    #: the arguments of `prepare` as JSON values; None for a user's problem or algorithm
-    arguments: dict[str, Any] | None = None
+    #: as a record names it: a name of the catalogue, or FILE.py:FUNCTION; empty for a function without either
+    algorithm: str = ""
+    arguments: dict[str, Any] | None = None  #: those of `prepare` as JSON values; None for a user's problem
+
+    @property
+    def known(self) -> str:
+        """The name in the catalogue; empty for a user's own algorithm, whatever it is called."""
+        return catalogue_name(self.function)
 
     @property
     def replicas(self) -> int:
@@ -162,7 +158,7 @@ class Experiment:
             where = self._where(found, taken)
             return check_deployment(self.name, self._made(where | options)) if where else found
         except ValueError as error:
-            raise Usage(str(error)) from None
+            raise Usage(f"{error}{line_of(error, self.algorithm)}") from None
 
     def _made(self, options: Mapping[str, Any]) -> Deployment:
         return self.function(self.problem, self.workers, self.steps, self.sgd, **options)
@@ -183,16 +179,16 @@ class Experiment:
         """Closed forms for this experiment, and the reasons for missing ones."""
         from refsgd import theory
 
-        if self.name not in theory.ALGORITHMS:
-            why = theory.OPEN.get(self.name, f"no formula knows {self.name}")
+        if self.known not in theory.ALGORITHMS:
+            why = theory.OPEN.get(self.known, f"no formula knows {self.name}")
             return theory.Figures().without(f"{why}; simulate it: --kind simulated", *theory.FIGURES)
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",
                                             *theory.FIGURES)
         options = with_defaults(self.function, self.options)
-        plan = exchanges.plan(self.name, options, self.problem, self.servers, self.machine.codec)
+        plan = exchanges.plan(self.known, options, self.problem, self.servers, self.machine.codec)
         found = theory.predict(
-            self.name, self.priced, workers=self.workers, servers=self.servers,
+            self.known, self.priced, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
             options=options, plan=plan, pipeline=pipelines.plan(self.function, options, self.problem,
                                                                 self.workers, self.steps))
@@ -282,38 +278,44 @@ class Training:
 def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: Any) -> Experiment:
     """Check all arguments (those of `Training` and the algorithm's own options) and build an experiment."""
     name, function = deployment_function(algorithm)
-    known = [f.name for f in fields(Training)]
-    training = Training(**{key: value for key, value in arguments.items() if key in known})
-    options = {key: value for key, value in arguments.items() if key not in known}
+    known = catalogue_name(function)
+    text = known or (algorithm if isinstance(algorithm, str) else "")
+    shared = [f.name for f in fields(Training)]
+    training = Training(**{key: value for key, value in arguments.items() if key in shared})
+    options = {key: value for key, value in arguments.items() if key not in shared}
     training.check()
     if "lr" not in arguments and training.optimiser in rules.OPTIMISERS:
         training = replace(training, lr=rules.OPTIMISERS[training.optimiser][1])
-    check_options(name, function, options, ["problem", *known])
-    workers, machine = training.on_machine(name)
+    check_options(name, function, options, ["problem", *shared])
+    if training.servers != 1 and not known and not has_servers(function):
+        raise Usage(f"servers {training.servers} with {name}, whose function does not take their number; "
+                    "expected 1, or a parameter servers before the star")
+    workers, machine = training.on_machine(known)
     replicas = pipelines.replicas(function, workers, options)
     whole = pipelines.portioned(function)
-    together = name == "sequential" or whole or (pipelines.staged(function, options) and replicas == 1)
+    together = known == "sequential" or whole or (pipelines.staged(function, options) and replicas == 1)
     batch = batches_of(training.batch, replicas, machine, together)
     own = problem is not None
-    problem = training.problem(problem, name, replicas, batch)
+    problem = training.problem(problem, known, replicas, batch)
     steps = training.length(problem, whole)
-    rule = rules.rule_of(training, "" if callable(algorithm) else name, options, replicas, steps,
-                         problem)
+    rule = rules.rule_of(training, known, options, replicas, steps, problem)
     exchange = exchanges.exchange_of({option: getattr(training, option) for option in exchanges.TAKES},
                                      rule, workers, problem, training.seed)
-    exchanges.check(name, options, exchange, problem, own=callable(algorithm))
+    exchanges.check(known, options, exchange, problem)
     if said := exchanges.asked(exchange):
         problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})
     recorded = None
-    if not callable(algorithm) and not own:
+    if not own:
         newer = [key for key in NEWER if getattr(training, key) == getattr(Training, key)]
-        kept = [key for key in known if key not in ("epochs", *newer) and (key in said or
+        kept = [key for key in shared if key not in ("epochs", *newer) and (key in said or
                                                                             not hasattr(PLAIN, key))]
         recorded = {key: getattr(training, key) for key in kept} | {
             "workers": workers, "batch": batch, "steps": steps,
             "machine": machine.to_json()} | options
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
-                            training.seed, rule, recorded)
+                            training.seed, rule, text, recorded)
+    if said and not known:
+        exchanges.try_out(experiment)
     deployment = experiment.deploy()  # refuses wrong options now, before anything runs
     try:
         Network(machine, deployment)

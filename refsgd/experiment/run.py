@@ -26,8 +26,9 @@ from refsgd.experiment.execution.resume import (
     still_planned,
     stored,
 )
+from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, source_sha256
 from refsgd.experiment.memory import of_processes
-from refsgd.experiment.prepare import Algorithm, Experiment, Say, deployment_function, has_servers, prepare
+from refsgd.experiment.prepare import Experiment, Say, has_servers, prepare
 from refsgd.experiment.result import Result
 from refsgd.problems import Problem
 from refsgd.runtimes import replay as replaying
@@ -97,7 +98,8 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     Parameters
     ----------
     algorithm : str or callable
-        A name of the catalogue, or a deployment function ``f(problem, workers, steps, sgd, *, options)``.
+        A name of the catalogue, ``"FILE.py:FUNCTION"`` (or ``"MODULE:FUNCTION"``), or a deployment function
+        ``f(problem, workers, steps, sgd, *, options)``.
     problem : Problem, optional
         Your own problem; else one is built from `data`, `net`, `batch` and `shards`.
     runtime : {"simulator", "processes", "tcp", "mpi"}
@@ -216,8 +218,8 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experim
     """The run begun by the records at `place`: options with the remaining faults, the experiment, and the
     records; refuses options that disagree with them."""
     start = stored(place)
-    name, header = deployment_function(options.algorithm)[0], start[0].header
-    if header["algorithm"] not in (name, options.algorithm):
+    (name, function), header = deployment_function(options.algorithm), start[0].header
+    if header["algorithm"] != (catalogue_name(function) or options.algorithm):
         raise Usage(f"the record at {place} is of {header['algorithm']}; expected a record of {name}")
     if (options.runtime == "simulator") != (header["runtime"] == "simulator"):
         raise Usage(f"the record at {place} was made by the runtime {header['runtime']}; expected --runtime "
@@ -255,16 +257,19 @@ def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Reco
     folder, first = options.checkpoint, "" if options.resume is None else first_file(options.resume)
     if folder is None and options.record is None:
         return Records({}, options.runtime, start=start, place=first)
-    if experiment.arguments is None:
-        raise Usage("a record needs an algorithm of the catalogue and a problem built from --data and --net; "
-                    "for your own, use refsgd.runtimes.replay with your factory")
+    if experiment.arguments is None or not experiment.algorithm:
+        raise Usage("a record needs an algorithm of the catalogue or FILE.py:FUNCTION, and a problem built "
+                    "from data and net; for others, replay a run in memory: "
+                    "refsgd.runtimes.replay.replay(factory, record(run.trace))")
     if folder is not None:
         ready(folder, first == Path(folder) / NAME)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `perform` warns
         faults = [list(fault) for fault in planned(experiment, options.faults)]
-    header = {"refsgd": __version__, "algorithm": experiment.name, "arguments": experiment.arguments,
+    header = {"refsgd": __version__, "algorithm": experiment.algorithm, "arguments": experiment.arguments,
               "runtime": options.runtime, "faults": faults, "on_death": options.on_death}
+    if source := source_sha256(experiment.algorithm):
+        header["source"] = source
     steps = options.checkpoint_every * experiment.problem.describe.get("steps_per_epoch", 100)
     return Records(header, options.runtime, options.record, None if folder is None else Path(folder),
                    max(1, round(steps)) if options.checkpoint_every else 0, start, first)
@@ -323,8 +328,12 @@ def _reproduced(record: str | Path, data: Record) -> Result:
 
 
 def recorded_experiment(header: dict[str, Any]) -> Experiment:
-    """The experiment that the first line of a record describes."""
+    """The experiment that the first line of a record describes; a changed file is refused before it runs."""
     try:
+        found, expected = source_sha256(header["algorithm"]), str(header.get("source", ""))
+        if found != expected:
+            raise ValueError(f"the text of {header['algorithm']} has SHA-256 {found[:16]}, recorded "
+                             f"{expected[:16]}; expected the file as it was recorded, or another record")
         return prepare(header["algorithm"], **stored_arguments(header))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         raise replaying.ReplayError(f"line 1: {error}") from None

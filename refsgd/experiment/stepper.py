@@ -15,8 +15,9 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 from refsgd.cluster.units import counted
+from refsgd.experiment.functions import Algorithm
 from refsgd.experiment.options.batches import text_of, weights_of
-from refsgd.experiment.prepare import Algorithm, Usage, prepare
+from refsgd.experiment.prepare import Usage, prepare
 from refsgd.problems import Problem, quadratic
 from refsgd.runtimes.programs import Where
 from refsgd.runtimes.world import BEGIN, Action, Stuck, World
@@ -61,8 +62,7 @@ class Stepper:
     Parameters
     ----------
     algorithm : str or callable
-        A name of the catalogue, or your own deployment function ``f(problem, workers, steps, sgd, *,
-        options)``.
+        As in `refsgd.run`.
     problem : Problem, optional
         A quadratic in a few dimensions if none is given, so that local variables are readable;
         ``data="digits"`` trains a net.

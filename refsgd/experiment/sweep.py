@@ -14,7 +14,8 @@ import numpy as np
 
 from refsgd.cluster.units import bytes_per_second, seconds
 from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of
-from refsgd.experiment.prepare import DEFAULT_MACHINE, Algorithm, deployment_function, listed, predict
+from refsgd.experiment.functions import Algorithm, deployment_function
+from refsgd.experiment.prepare import DEFAULT_MACHINE, listed, predict
 
 #: quantities that can be swept, and their least whole number; None for a quantity of the machine
 QUANTITIES = {"workers": 1, "servers": 1, "batch": 1, "bandwidth": None, "latency": None, "staleness": 0}

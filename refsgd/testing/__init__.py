@@ -18,9 +18,10 @@ import numpy as np
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment
-from refsgd.experiment.arguments import Usage, check_deployment, check_function
+from refsgd.experiment.arguments import Usage, check_deployment
+from refsgd.experiment.functions import deployment_function
 from refsgd.experiment.options import exchanges
-from refsgd.experiment.prepare import deployment_function
+from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.problems.layers import equal
@@ -83,12 +84,11 @@ def _lint(function: Deploy) -> str:
     return "every effect is yielded"
 
 
-def _begins(name: str, builds: Deploy, own: Mapping[str, Any], deploy: Small) -> str:
-    """Check that it can be called, returns programs, and that some of them return parameters."""
-    check_function(name, builds, own)
-    deployment = deploy(quadratic(d=3, workers=2), 2, 1)
+def _begins(builds: Deploy, given: Mapping[str, Any], deploy: Small) -> str:
+    """Check that it takes its options, returns programs, and that some of them return parameters."""
+    prepare(builds, quadratic(d=3, workers=2), workers=2, steps=1, lr=RATE, **given)
     try:
-        run = simulate(deployment, MACHINES[0])
+        run = simulate(deploy(quadratic(d=3, workers=2), 2, 1), MACHINES[0])
     except (RunFailed, ForgottenYield):  # as it would in every schedule
         raise
     except Exception:
@@ -246,12 +246,10 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
 
     def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
         if said:
-            exchange = exchanges.exchange_of(said, SGD(RATE), workers, problem)
-            exchanges.check(name, own, exchange, problem, own=callable(function))
-            problem = replace(problem, exchange=exchange)
+            problem = replace(problem, exchange=exchanges.exchange_of(said, SGD(RATE), workers, problem))
         return check_deployment(name, builds(problem, workers, steps, SGD(RATE), **own))
 
-    for first in (("lint", _lint, builds), ("deployment", _begins, name, builds, own, deploy)):
+    for first in (("lint", _lint, builds), ("deployment", _begins, builds, {**own, **said}, deploy)):
         finding = attempt(*first)
         yield finding
         if finding.held is False:  # the runs would only show its consequences

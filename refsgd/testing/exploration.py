@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.units import counted
-from refsgd.effects import Deployment, Factory, roles
+from refsgd.effects import Factory, roles
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.options import exchanges
+from refsgd.experiment.functions import Algorithm
 from refsgd.experiment.options.batches import Batch, weights_of
-from refsgd.experiment.prepare import deployment_function
+from refsgd.experiment.prepare import prepare
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.explorer import Counterexample, explore, walk
 from refsgd.testing.findings import RATE, finite, hash_of, ledger, server_lead
@@ -44,20 +40,20 @@ class _Seen:
                                            "expected the same bits")
 
 
-def _write(page: str | Path, deploy: Factory, name: str, bound: int, about: str, deaths: int) -> str:
+def _write(page: str | Path, deploy: Factory, seen: _Seen, about: str, deaths: int) -> str:
     """Write the page of the state graph; the path and the size, in words."""
     from refsgd.display.scheduler import TooLarge, scheduler_html
 
     try:
-        html = scheduler_html(deploy, lambda run: _Seen(name, bound).check(run), hash_of, name=about,
-                              deaths=deaths)
+        html = scheduler_html(deploy, lambda run: _Seen(seen.name, seen.bound).check(run), hash_of,
+                              name=about, deaths=deaths)
     except TooLarge as found:
         raise Usage(str(found)) from None
     Path(page).write_text(html, encoding="utf-8")
     return f"page: {page}, {len(html.encode()) / 1e3:.0f} kB"
 
 
-def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: int = 2, servers: int = 1,
+def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 1,
                       steps: int = 2, batch: Batch = 1, max_runs: int = 20_000, walks: int | None = None,
                       seed: int = 0, page: str | Path | None = None, deaths: int = 0,
                       **options: Any) -> str:
@@ -66,7 +62,7 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
     Parameters
     ----------
     algorithm : str or callable
-        A name of the catalogue, or a deployment function.
+        As in `refsgd.run`.
     workers, servers, steps : int
         Sizes; three workers and three steps are the practical limit.
     batch : sequence of int or text
@@ -93,24 +89,15 @@ def explore_algorithm(algorithm: str | Callable[..., Deployment], *, workers: in
     Counterexample
         With the shortest schedule that breaks an invariant.
     """
-    name, function = deployment_function(algorithm)
     problem = integer_gradients(d=4, workers=workers, batches=weights_of(batch, workers))
-    exchange = exchanges.exchange_of({key: options.pop(key) for key in exchanges.TAKES if key in options},
-                                     SGD(RATE), workers, problem, seed)
-    exchanges.check(name, options, exchange, problem, own=callable(algorithm))
-    problem = replace(problem, exchange=exchange)
-    extra = {"servers": servers} if "servers" in inspect.signature(function).parameters else {}
-    if name == "sequential":
-        workers = 1
-    seen = _Seen(name, options.get("staleness", 3) + 1)
-
-    def deploy() -> Deployment:
-        return function(problem, workers, steps, SGD(RATE), **extra, **options)
-
-    said = "".join(f" {key}={value}" for key, value in options.items())
+    experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=RATE,
+                         seed=seed, **options)
+    name, workers, deploy = experiment.name, experiment.workers, experiment.deploy
+    seen = _Seen(experiment.known, options.get("staleness", 3) + 1)
+    said = "".join(f" {key}={value}" for key, value in experiment.options.items())
     die = f", up to {counted(deaths, 'death')}" if deaths else ""
     about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}{die}"
-    written = f"\n{_write(page, deploy, name, seen.bound, about, deaths)}" if page is not None else ""
+    written = f"\n{_write(page, deploy, seen, about, deaths)}" if page is not None else ""
     try:
         report = (explore(deploy, seen.check, max_runs=max_runs) if walks is None else
                   walk(deploy, seen.check, runs=walks, seed=seed))

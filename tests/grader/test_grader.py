@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from refsgd.cli import main
-from refsgd.cli.check import imported
 from refsgd.runtimes.explorer import World
 from refsgd.testing import check
 from tests.grader import mistakes, others, unusual
@@ -53,7 +52,7 @@ def test_a_mistake_is_caught_and_explained_in_at_most_15_steps(i, tmp_path):
     found = mistakes.write(tmp_path, PLAIN.read_text())
     assert len(found) == ALL == 53
     target, algorithm, options = found[i]
-    wrong = failures(imported(target), algorithm, **options)
+    wrong = failures(target, algorithm, **options)
     assert wrong
     schedules = [steps_of(f.found) for f in wrong if f.found]
     assert not schedules or min(schedules) <= 15, schedules

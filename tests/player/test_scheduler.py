@@ -14,7 +14,7 @@ from refsgd.display.player.states import action_in_words
 from refsgd.display.scheduler import Graph, TooLarge, scheduler_html
 from refsgd.display.scheduler.graph import said
 from refsgd.effects import Compute, Mark, Node, Poll, Recv, Send
-from refsgd.experiment.prepare import deployment_function
+from refsgd.experiment.functions import deployment_function
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.faults import survives_workers

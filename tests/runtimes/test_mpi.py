@@ -468,3 +468,14 @@ def test_a_rank_that_computed_for_longer_than_the_deadline_has_not_waited():
     its message."""
     done = mpiexec(3, "-c", LONG)
     assert done.returncode == 0 and "RECEIVED 204" in done.stdout, done.stderr[-2000:]
+
+
+def test_each_rank_imports_an_own_algorithm_and_one_rank_is_left_to_its_server(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("from refsgd.algorithms.server.asp import asp\n"
+                    "def own(problem, workers, steps, sgd):\n"
+                    "    return asp(problem, workers, steps, sgd)\n")
+    done = mpiexec(3, "-m", "refsgd.cli", "run", f"{mine}:own", "--data", "quadratic", "--steps", "2",
+                   "--runtime", "mpi", "--compute", "none")
+    assert done.returncode == 0, done.stderr
+    assert "own: 2 workers, 1 server, 2 steps, mpi" in done.stdout

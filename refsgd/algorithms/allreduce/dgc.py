@@ -43,7 +43,7 @@ from dataclasses import replace
 
 from refsgd.algorithms.allreduce.allreduce import allreduce
 from refsgd.algorithms.compression import codec
-from refsgd.algorithms.exchange import of
+from refsgd.algorithms.exchange import Exchange, of
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
@@ -61,5 +61,6 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
         Clear the velocity of entries that are sent.
     """
     how = codec(f"dgc:{ratio},masking={'on' if masking else 'off'}", sgd=sgd, ranks=workers)
-    return allreduce(replace(problem, exchange=replace(of(problem), codec=how)),  # type: ignore[type-var]
-                     workers, steps, sgd)
+    said = of(problem)
+    exchange = Exchange(overlap=said.overlap, bucket=said.bucket, codec=how)
+    return allreduce(replace(problem, exchange=exchange), workers, steps, sgd)  # type: ignore[type-var]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.compression import codec
 from refsgd.algorithms.exchange import PLAIN, Exchange, of
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
 from refsgd.experiment.arguments import Usage
-from refsgd.problems import Problem
+from refsgd.problems import Problem, quadratic
+from refsgd.runtimes.simulator import simulate
 
 if TYPE_CHECKING:
+    from refsgd.experiment.prepare import Experiment
     from refsgd.theory.phenomena.layerwise import Plan
 
 #: servers whose workers wait for an answer to each push, see `refsgd.algorithms.parts.worker`
@@ -25,6 +29,8 @@ TAKES: dict[str, tuple[str, ...]] = {
     "layout": (*SERVERS, "easgd"), "balance": (*SERVERS, "easgd"), "priority": (*SERVERS, "easgd"),
     "overlap": (*SERVERS, *REDUCED), "bucket": REDUCED, "compress": (*SERVERS, "allreduce"),
     "feedback": (*SERVERS, "allreduce")}
+#: attributes that programs read which honour an option; others have its name
+READ = {"compress": {"encode", "decode"}, "feedback": {"encode", "decode"}}
 _OWN = "its programs do not use the exchange that others share"
 _REPLICAS = "it exchanges parameters, which are whole only after the update"
 _STAGES = "its stages exchange activations, and each updates its own parameters"
@@ -78,14 +84,14 @@ def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem 
         raise Usage(str(error)) from None
 
 
-def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Problem, own: bool) -> None:
-    """Refuse an exchange that an algorithm does not have, or that says nothing; of the reader's `own` nothing
-    is known."""
+def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Problem) -> None:
+    """Refuse an exchange that an algorithm of the catalogue does not have, or that says nothing; `name` is
+    empty for the reader's own, which `try_out` runs."""
     said = asked(exchange)
-    for option, value in said.items() if not own else ():
+    for option, value in said.items() if name else ():
         if reason := refusal(name, option):
             raise Usage(f"{option} {value} with {name}: {reason}; expected one of {', '.join(TAKES[option])}")
-    if exchange.overlap == "both" and not own:
+    if exchange.overlap == "both" and name:
         if name in REDUCED:
             raise Usage(f"overlap both with {name}: the next forward pass begins with the first layer, whose "
                         "bucket is the last; expected overlap backward")
@@ -104,6 +110,45 @@ def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Pr
         raise Usage("feedback off without compress; expected a codec, such as compress topk:0.01")
     if exchange.bucket and exchange.overlap == "none":
         raise Usage(f"bucket {exchange.bucket} without overlap; expected overlap backward")
+
+
+def _noting(value: Any, seen: set[str]) -> Any:
+    """The same value; the names of attributes that are read from now on are added to `seen`."""
+    kind: Any = type(value)
+    found = copy(value)
+
+    def read(self: Any, name: str) -> Any:
+        seen.add(name)
+        return kind.__getattribute__(self, name)
+
+    object.__setattr__(found, "__class__", type(kind.__name__, (kind,), {"__getattribute__": read}))
+    return found
+
+
+def try_out(experiment: Experiment) -> None:
+    """Refuse an exchange with which the reader's own programs fail in a small simulated run, or whose options
+    they do not read."""
+    said, seen = asked(of(experiment.problem)), set[str]()
+    small = quadratic(d=16, workers=experiment.workers)
+    exchange = exchange_of(said, SGD(0.1), experiment.workers, small)
+    exchange = replace(exchange, codec=exchange.codec and _noting(exchange.codec, seen))
+
+    def failure(how: Exchange | None) -> str:
+        tried = replace(experiment, problem=replace(small, exchange=how), sgd=SGD(0.1), steps=3)
+        try:
+            simulate(tried.deploy(), Machine(compute="fixed(1)"))  # type: ignore[arg-type]
+        except Exception as error:  # a user's program may raise anything
+            return f"its programs fail with it ({type(error).__name__}: {error})"
+        return ""
+
+    if failure(None):
+        return  # as the run will, which says more
+    wrong = failure(_noting(exchange, seen))
+    unread = [option for option in said if not READ.get(option, {option}) <= seen]
+    if wrong or unread:
+        told = ", ".join(f"{option} {said[option]}" for option in (said if wrong else unread))
+        raise Usage(f"{told} with {experiment.name}: {wrong or 'its programs do not use it'}; expected "
+                    "programs built on refsgd.algorithms.parts or refsgd.algorithms.allreduce, which do")
 
 
 def largest_server(problem: Problem, servers: int) -> float | None:

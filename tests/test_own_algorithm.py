@@ -1,0 +1,185 @@
+"""A reader's own algorithm, named by its file: every command, records, checkpoints, and options that it cannot
+honour."""
+
+import functools
+import inspect
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+import refsgd
+from refsgd.algorithms import CATALOGUE
+from refsgd.cli import main
+from refsgd.experiment.options.exchanges import TAKES
+from refsgd.experiment.prepare import prepare
+from refsgd.problems import quadratic
+from refsgd.runtimes.fork import can_fork
+from refsgd.runtimes.journal import line, value_of
+from refsgd.runtimes.replay import ReplayError
+from refsgd.testing import explore_algorithm
+
+MINE = '''\
+from refsgd.algorithms.parts import Model, Push, deploy, names, worker
+from refsgd.effects import Compute, Mark, Node, Recv, Send
+
+
+def server(workers, x, steps, sgd):
+    v = sgd.start(x)
+    for version in range(len(workers) * steps):
+        w, push = yield Recv(Push)
+        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
+        yield Mark("update", part=0, version=version, reads=((w, push.version),), x=x)
+        yield Send(w, Model(x, version + 1))
+    return x
+
+
+def pipedream(problem, workers, steps, sgd, *, rate=1.0):
+    """Asynchronous SGD with a factor on its rate, under the name of another algorithm."""
+    if rate <= 0:
+        raise ValueError(f"rate {rate}; expected > 0")
+    ws, (s,) = names(workers, 1)
+    nodes = {w: Node(worker(i, [s], problem, steps)) for i, w in enumerate(ws)}
+    sgd = type(sgd)(sgd.lr * rate)
+    return nodes | {s: Node(server(ws, problem.x0, steps, sgd), role="server")}
+
+
+def shared(problem, workers, steps, sgd, servers=1):
+    def answering(shard, workers):
+        for _ in range(len(workers) * steps):
+            w, push = yield from shard.recv(Push)
+            yield from shard.apply(w, push)
+            yield Send(w, Model(shard.x, shard.version))
+        return shard.x
+
+    return deploy(problem, workers, steps, sgd, servers, False, answering, survives=False)
+'''
+NAME = "mine.py:pipedream"
+SMALL = ["--data", "quadratic", "--workers", "2", "--steps", "3", "--quiet"]
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    """The file, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    return Path("mine.py")
+
+
+@pytest.mark.parametrize("command", [
+    ["run", NAME, *SMALL, "--rate", "0.5"],
+    *(pytest.param(["run", NAME, *SMALL, "--rate", "0.5", "--runtime", runtime, "--compute", "none"],
+                   marks=pytest.mark.skipif(not can_fork(), reason="needs fork")) for runtime in ("processes", "tcp")),
+    ["compare", "--algorithms", f"bsp; {NAME} rate=0.5", *SMALL, "--runtime", "simulator", "--no-hard"],
+    ["predict", NAME, *SMALL, "--kind", "simulated", "--rate", "0.5"],
+    ["explore", NAME, "--workers", "2", "--steps", "1", "--rate", "0.5"],
+    ["step", NAME, "--rate", "0.5"],
+    ["run", "mine:pipedream", *SMALL, "--rate", "0.5"],
+    ["run", NAME, "--help"]], ids=lambda command: " ".join(command[:2]))
+def test_every_command_takes_a_file_and_the_functions_options(command, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("r\n"))
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "pipedream" in out and ("rate=0.5" in out or command[0] in ("predict", "explore") or "--rate RATE" in out)
+
+
+def test_python_takes_the_same_text(tmp_path):
+    given = {"data": "quadratic", "workers": 2, "steps": 3}
+    assert refsgd.run(NAME, **given).algorithm == "pipedream"
+    assert list(refsgd.compare([NAME + " rate=2", "asp"], runtime="simulator", **given).results) == [
+        "pipedream rate=2", "asp"]
+    assert refsgd.Stepper(NAME).name.startswith("pipedream") and "pipedream, 2" in explore_algorithm(NAME, steps=1)
+
+
+def test_an_own_function_with_a_name_of_the_catalogue_gets_none_of_its_formulas():
+    figures = refsgd.predict(NAME, data="quadratic", workers=2, steps=3)
+    assert not figures and "no formula knows pipedream" in figures.missing["seconds"]
+    assert refsgd.predict(CATALOGUE["bsp"], data="quadratic") == refsgd.predict("bsp", data="quadratic")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("mine.py", "expected FILE.py:FUNCTION, e.g. mine.py:my_algorithm"),
+    ("mine.py:absent", "mine.py has no function 'absent'"),
+    ("absent.py:f", "cannot import absent.py"),
+    ("wrong.py:f", "NameError: name 'nowhere' is not defined (wrong.py, line 2)"),
+    (NAME, "rate -1.0; expected > 0 (mine.py, line 18)")])
+def test_errors_name_the_file_and_its_line(text, said, capsys):
+    Path("wrong.py").write_text("\nf = nowhere\n")
+    assert main(["run", text, *SMALL, *(["--rate=-1"] if text == NAME else [])]) == 2
+    assert said.replace("-1.0", "-1") in capsys.readouterr().err
+
+
+def test_a_record_and_a_checkpoint_of_a_file_are_repeated_bit_for_bit(mine, capsys):
+    given = {"data": "quadratic", "workers": 2, "steps": 6, "rate": 0.5}
+    result = refsgd.run(NAME, record="run.record", checkpoint="saved", **given)
+    assert refsgd.replay("run.record").parameters_sha256 == result.parameters_sha256
+    assert refsgd.run(NAME, resume="saved").parameters_sha256 == result.parameters_sha256
+
+    kept = mine.read_text()
+    mine.write_text(kept.replace("rate <= 0", "rate < 0") + "\nraise SystemExit('this file was run')\n")
+    with pytest.raises(ReplayError, match="run.record: line 1: the text of mine.py:pipedream has SHA-256 "
+                                          "[0-9a-f]{16}, recorded [0-9a-f]{16}; expected the file as it was"):
+        refsgd.replay("run.record")
+    mine.unlink()
+    assert main(["replay", "run.record"]) == 1
+    assert "cannot read mine.py (No such file or directory)" in capsys.readouterr().err
+
+
+def test_a_record_runs_no_other_file_than_the_one_whose_hash_it_has(mine):
+    refsgd.run("asp", data="quadratic", workers=2, steps=3, record="run.record")
+    first, *rest = Path("run.record").read_bytes().splitlines(keepends=True)
+    for algorithm, more in ((NAME, {}), ("mine:pipedream", {}), (NAME, {"source": 3}), ("asp", {"source": "3" * 64})):
+        header = value_of(first[:-1]) | {"algorithm": algorithm} | more
+        Path("run.record").write_bytes(line(header) + b"".join(rest[:-1]))
+        mine.write_text("raise SystemExit('this file was run')")
+        with pytest.raises(ReplayError, match="line 1: (the text of|a record of mine:pipedream, a module)"):
+            refsgd.replay("run.record")
+
+
+def test_a_function_without_a_name_is_replayed_in_memory():
+    with pytest.raises(ValueError, match=r"in memory: refsgd.runtimes.replay.replay\(factory, record"):
+        refsgd.run(lambda problem, workers, steps, sgd: CATALOGUE["asp"](problem, workers, steps, sgd),
+                   data="quadratic", steps=3, record="run.record")
+
+
+@pytest.mark.parametrize(("options", "why"), [
+    (["--servers", "2"], "servers 2 with pipedream, whose function does not take their number"),
+    (["--layout", "layers"], "layout layers with pipedream: its programs fail with it"),
+    (["--compress", "fp16"], "compress fp16 with pipedream: its programs fail with it"),
+    (["--overlap", "backward", "--bucket", "9"], "bucket 9 with pipedream: its programs do not use it")])
+def test_options_that_an_own_function_cannot_honour_are_refused_in_one_line(options, why, capsys):
+    assert main(["run", NAME, *SMALL, *options]) == 2
+    said, = capsys.readouterr().err.splitlines()
+    assert why in said
+    if "--bucket" not in options:
+        assert main(["run", "mine.py:shared", *SMALL, *options]) == 0
+
+
+#: an exchange in which each option says something
+SAID = {"layout": {"layout": "layers"}, "balance": {"layout": "layers", "balance": "size"},
+        "priority": {"layout": "layers", "priority": True}, "overlap": {"overlap": "backward"},
+        "bucket": {"overlap": "backward", "bucket": 100}, "compress": {"compress": "topk:0.5"},
+        "feedback": {"compress": "topk:0.5", "feedback": False}}
+
+
+@pytest.mark.parametrize("option", TAKES)
+def test_a_trial_run_finds_who_honours_an_option(option):
+    """The catalogue's algorithms, given as a reader's own, against the table; workers of `approximate` overlap,
+    though its servers would filter parts."""
+    honoured = set()
+    for name, function in CATALOGUE.items():
+        own = functools.wraps(function)(lambda *args, function=function, **options: function(*args, **options))
+        workers = 1 if name == "sequential" else 4
+        assert list(inspect.signature(own).parameters) == list(inspect.signature(function).parameters)
+        try:
+            prepare(own, quadratic(workers=workers), workers=workers, steps=2, **SAID[option])
+            honoured.add(name)
+        except ValueError as error:
+            assert f"with {own.__name__}" in str(error)
+    assert honoured - {"approximate"} == set(TAKES[option])
+
+
+def test_the_json_of_a_run_has_the_functions_name(capsys):
+    assert main(["run", NAME, *SMALL, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["algorithm"] == "pipedream"
