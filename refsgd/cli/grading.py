@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.display.player.listing import title
 from refsgd.experiment.prepare import Usage
 from refsgd.testing.comparison import names_of
 from refsgd.testing.findings import Finding
@@ -213,6 +214,7 @@ def _graded(found: list[dict[str, Any]], algorithm: str | None) -> dict[str, Any
         each = by_name.get(name, {"held": False, "text": "not checked, because of the failure above",
                                   "schedule": None, "page": ""})
         sentence, _, details = each["text"].partition("\n")
+        sentence = re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence)  # not where this machine keeps them
         rows.append({"name": name, "passed": each["held"], "score": 0 if each["held"] is False else most,
                      "max_score": most, "text": re.sub(r"^(Misread|Usage|AssertionError): ", "", sentence),
                      "schedule": each["schedule"], "details": details, "page": each["page"]})

@@ -1,7 +1,9 @@
 """The hand-outs in docs/course/homework: a solution passes its hidden tests; the skeleton and mistakes fail."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,12 +80,32 @@ def test_every_folder_is_whole_and_its_sheet_fits_its_rubric():
             compile((HOMEWORK / folder / name).read_text(), name, "exec")
 
 
+def test_the_autograder_of_the_page_grades_homework_a(tmp_path):
+    """Gradescope's script as it is printed, in another folder: all points for the solution, 0 for no file."""
+    page = (HOMEWORK.parents[1] / "howto/course.md").read_text()
+    script = re.search(r"> autograder/run_autograder <<'EOF'\n(.*?)^EOF", page, re.M | re.S)[1]
+    for folder in ("submission", "results", "venv/bin"):
+        (tmp_path / folder).mkdir(parents=True)
+    command = tmp_path / "venv/bin/refsgd"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m refsgd.cli "$@"\n')
+    command.chmod(0o755)
+
+    def score():
+        subprocess.run(["bash", "-euc", script.replace("/autograder", str(tmp_path))], check=True, capture_output=True,
+                       env=os.environ | {"PYTHONPATH": str(HOMEWORK.parents[2])})
+        return json.loads((tmp_path / "results/results.json").read_text())["score"]
+
+    assert score() == 0
+    shutil.copy(HOMEWORK / "A-ssp/solution.py", tmp_path / "submission/homework.py")
+    assert score() == 20
+
+
 def test_the_forms_of_the_page_fit_the_grade(tmp_path):
     """The script for PrairieLearn, as it is printed, on a grade."""
     page = (HOMEWORK.parents[1] / "howto/course.md").read_text()
     script = next(block for block in re.findall(r"```python\n(.*?)```", page, re.S) if "gradable" in block)
     row = {"name": "lint", "score": 1, "max_score": 2, "text": "so", "details": "", "passed": False}
-    (tmp_path / "grade.json").write_text(__import__("json").dumps({"score": 1, "max_score": 2, "properties": [row]}))
+    (tmp_path / "grade.json").write_text(json.dumps({"score": 1, "max_score": 2, "properties": [row]}))
     (tmp_path / "script.py").write_text(script)
     subprocess.run([sys.executable, "script.py", "grade.json", "results.json"], cwd=tmp_path, check=True)
     assert '"score": 0.5' in (tmp_path / "results.json").read_text()
