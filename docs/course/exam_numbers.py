@@ -74,6 +74,20 @@ def q12():
     return str(next(s for s in range(99) if 1 / (2 * s + 3) < 0.05)), f"{1 / (2 * 3 + 3):.0%}"
 
 
+def q13():
+    """Staleness of worker 1's second gradient in the order of the answer, replayed; the bound for slack 1."""
+    stepper = refsgd.Stepper("ssp", workers=2, steps=3, staleness=1)
+    for worker in ("worker1", "worker0", "worker0", "worker0", "worker1"):
+        computed = False
+        while True:  # compute and push, then read the model if the server answers
+            own = [words for words in stepper.actions() if words.startswith("server0") or worker in words]
+            if not own or (computed and own[0].startswith(f"{worker} computes")):
+                break
+            computed = True
+            stepper.choose(stepper.actions().index(own[0]))
+    return str(stepper.trace().staleness[-1][1]), f"{staleness.ssp_bound(2, 1, 1000).value:.0f}"
+
+
 def q14():
     """The effective rate of SSP without slack."""
     return (f"{8 * 0.3:.1f}",)

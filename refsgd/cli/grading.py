@@ -214,7 +214,8 @@ def _graded(found: list[dict[str, Any]], algorithm: str | None) -> dict[str, Any
         each = by_name.get(name, {"held": False, "text": "not checked, because of the failure above",
                                   "schedule": None, "page": ""})
         sentence, _, details = each["text"].partition("\n")
-        sentence = re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence)  # not where this machine keeps them
+        # without the folders of the grader's machine
+        sentence = re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence)
         rows.append({"name": name, "passed": each["held"], "score": 0 if each["held"] is False else most,
                      "max_score": most, "text": re.sub(r"^(Misread|Usage|AssertionError): ", "", sentence),
                      "schedule": each["schedule"], "details": details, "page": each["page"]})
