@@ -1,7 +1,7 @@
 """refsgd: distributed SGD to learn from, to step through, and to run.
 
 An algorithm is a few generator programs that yield effects; the same text is stepped, simulated in virtual
-time, and run as real OS processes, with closed-form models beside the measurement.
+time, and run as real OS processes, with closed-form models next to the measurement.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -2,7 +2,7 @@
 
 A program is a generator.  It yields one of the effects below and is sent the answer::
 
-    g = yield Compute(gradient, x, rank, t)      # takes time; others may run meanwhile
+    g = yield Compute(gradient, x, rank, t)      # takes time; others may run in between
     yield Send("server0", Push(g, version))      # never waits
     src, model = yield Recv(Model)               # waits for a message of this class
 
@@ -56,9 +56,9 @@ _Built = _Count()
 class Piece(NamedTuple):
     """A piece of a gradient: a pass through one layer, or of one micro-batch through a stage.
 
-    `number` is that of the layer, of the micro-batch, or of the batch in a pipeline that does not wait for
-    one to end.  `share` is its part of the gradient's time; the shares of a gradient, on all stages together,
-    sum to 1.  `first` and `last` say whether the program begins and ends a gradient with it.
+    `number` is that of the layer, of the micro-batch, or of the batch in a pipeline that does not wait for a
+    batch to end.  `share` is its part of the gradient's time; the shares of a gradient, on all stages
+    together, sum to 1.  `first` and `last` say whether the program begins and ends a gradient with it.
     """
 
     direction: Literal["forward", "backward"]
@@ -131,15 +131,16 @@ class Send:
 
 @dataclass(slots=True, init=False)
 class Recv:
-    """Wait for the earliest arrived message of one of these classes; answer ``(src, body)``.
+    """Receive the message of these classes that arrived first, waiting if necessary; answer ``(src, body)``.
 
-    Others stay in the mailbox.  If several messages arrive at the same moment, the lowest source comes first,
-    then the earliest sent.  In a handler it raises `RunEnded` once no more message can arrive.
+    Messages of other classes stay in the mailbox. If several messages arrive at the same moment, the lowest
+    source comes first, then the earliest sent.  In a handler it raises `RunEnded` once no more messages can
+    arrive.
 
     Parameters
     ----------
     *kinds : type
-        Classes of messages, at least one: the receiver builds the class that its own Recv names.
+        At least one class of messages; the body is an instance of the class that this Recv names.
     src : str, optional
         Only from this node; by default from any node.
     """
@@ -287,9 +288,10 @@ Program = Generator[Effect, Any, R]
 class RunEnded(Exception):
     """Raised in a handler at its `Recv` when every main program has returned and no message is in transit.
 
-    After a death it is also raised in a main program whose `Node` has ``survives=True``, once no more message
-    can reach it: a server that expects pushes of a dead worker puts its loop into ``with suppress(RunEnded)``
-    and returns its parameters.  A program that must know which node died lists `Died` in its `Recv`.
+    After a death it is also raised in a main program whose `Node` has ``survives=True``, once no more
+    messages can reach it: a server that expects pushes of a dead worker puts its loop into ``with
+    suppress(RunEnded)`` and returns its parameters.  A program that must know which node died lists `Died` in
+    its `Recv`.
     """
 
 
@@ -309,7 +311,7 @@ class Node:
     role : {"worker", "server"}
         A worker computes gradients, as a peer does; a server holds parameters or coordinates others.
     rank : int, optional
-        Number among the nodes of its role, which decides its speed and where a co-located server lives;
+        Number among the nodes of its role, which determines its speed and the host of a co-located server;
         by default its place among them in the deployment.  Nodes of one role and rank share a host.
     host : str, optional
         The process that it shares with all nodes of this `host`; by default the machine's placement decides.
@@ -389,7 +391,7 @@ class Died(NamedTuple):
 
 
 def payload_bytes(body: Any) -> int:
-    """Payload bytes of a message: only its arrays and numpy scalars count, also those in tuples.
+    """Payload bytes of a message: only its arrays and numpy scalars count, including those in tuples.
 
     Parameters
     ----------

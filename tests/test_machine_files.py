@@ -85,7 +85,7 @@ WRONG = [  # file a, file b, the file that is named, and what is said of it
     ('hosts = [["worker0"], ["worker1", "server0", "worker9"]]', "", "a.toml",
      "hosts: worker9 on host 1 is not a node of this run; expected some of worker0, worker1, server0"),
     ('hosts = "1x1"', "", "a.toml", "hosts 1x1 have room for 1 workers, but worker1 is number 2; expected hosts for all"),
-    ('groups = "2x1"\nuplink = "1ms,1Gbps"', "", "a.toml", "groups 2x1: host 2, where server0 lives, is in no group; expected"),
+    ('groups = "2x1"\nuplink = "1ms,1Gbps"', "", "a.toml", "groups 2x1: host 2, where server0 runs, is in no group; expected"),
 ]
 
 

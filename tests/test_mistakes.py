@@ -64,7 +64,7 @@ def test_without_a_mistake_it_runs():
     ({"faults": ["kill worker"]},
      "fault 'kill worker' not understood; expected kill|drop ROLE RANK at step STEP"),
     ({"faults": ["slow worker 1 at step 1 by 1.2.3"]},
-     "fault 'slow worker 1 at step 1 by 1.2.3': 1.2.3 is no number; expected kill|drop"),
+     "fault 'slow worker 1 at step 1 by 1.2.3': 1.2.3 is not a number; expected kill|drop"),
     ({"faults": [Fault("explode", "worker1", 1)]},
      "Fault(kind='explode', node='worker1', step=1, amount=0.0, to=''); expected one of kill, "),
     ({"faults": [Fault("kill", 1, 1)]},

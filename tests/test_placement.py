@@ -74,7 +74,7 @@ def test_a_machine_for_fewer_workers_has_no_places_for_the_others():
     (LISTED, 4, 2, "hosts: server1 is on no host"),
     (Machine(hosts="wroker0; worker1"), 2, 0, "hosts: wroker0 on host 0 is not a node of this run"),
     (Machine(groups="2x2", uplink="1ms,1Gbps"), 4, 1,
-     "groups 2x2: host 4, where server0 lives, is in no group; expected a group for each host"),
+     "groups 2x2: host 4, where server0 runs, is in no group; expected a group for each host"),
 ])
 def test_what_does_not_fit_a_run(machine, workers, servers, says):
     with pytest.raises(ValueError, match="^" + says.replace("(", r"\(")):

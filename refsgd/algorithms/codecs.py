@@ -1,7 +1,7 @@
 """Rules that encode a vector in few bytes: sparse or quantised.
 
 Each rule is a pure function of its state, the vector and a key (seed, rank, step).  `Codec` of `compression`
-adds error feedback; deep gradient compression (`DGC`) has its residual itself, beside the velocity.
+adds error feedback; deep gradient compression (`DGC`) keeps its residual itself, next to the velocity.
 
 References
 ----------
@@ -55,7 +55,7 @@ class Rule:
         return g
 
     def project(self, state: Any, s: Array) -> Array:
-        """What is summed over ranks before they encode, and then stands in the state as `p`."""
+        """What is summed over ranks before they encode, and is then `p` in the state."""
         raise NotImplementedError
 
     def encode(self, state: Any, s: Array, key: Key) -> tuple[Message, Any]:
@@ -63,7 +63,7 @@ class Rule:
         raise NotImplementedError
 
     def decode(self, message: Message, d: int) -> Array:
-        """What the message says, (d,)."""
+        """The decoded vector, (d,)."""
         raise NotImplementedError
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:
@@ -104,12 +104,12 @@ def spread(values: Array, at: npt.NDArray[Any], d: int) -> Array:
 
 def places(tensors: Tensors, d: int, columns: int) -> list[tuple[slice, int]]:
     """Place and columns of each array in a vector of d entries, which must be theirs; without arrays the
-    vector is one, with so many columns."""
+    vector is one, with `columns` columns."""
     if not tensors:
         return [(slice(0, d), columns)]
     ends = np.cumsum([0, *(size for size, _ in tensors)]).tolist()
     if ends[-1] != d:
-        raise ValueError(f"arrays of {ends[-1]} entries in a vector of {d}; expected as many")
+        raise ValueError(f"arrays of {ends[-1]} entries in a vector of {d}; expected the same number")
     return [(slice(a, b), columns) for a, b, (_, columns) in zip(ends, ends[1:], tensors, strict=False)]
 
 
@@ -283,7 +283,7 @@ class OneBit(Rule):
     tensors: Tensors = ()
 
     def encode(self, state: Any, s: Array, key: Key) -> tuple[Message, Any]:
-        """Packed bits, then what stands for entries <= 0 and for those > 0, of each column."""
+        """Packed bits, then the values for entries <= 0 and for entries > 0, of each column."""
         column, count = columns_of(self.tensors, s.size)
         positive = s > 0
         low, high = (np.bincount(column[side], s[side], count) / np.maximum(1, np.bincount(column[side],
@@ -329,7 +329,8 @@ class QSGD(Rule):
     """Random rounding to levels of the norm, by bucket: each |v_j| s / |v| goes up or down, without bias.
 
     With error feedback it is shrunk by 1 + w, w = min(b / s^2, sqrt(b) / s) being the bound of its relative
-    variance: unbiased rounding to few levels errs by more than the vector, and a residual of it would grow.
+    variance: unbiased rounding to few levels makes an error larger than the vector, and its residual would
+    grow.
     """
 
     levels: int

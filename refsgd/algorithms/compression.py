@@ -22,7 +22,7 @@ What differs from the papers
 The k largest are exact, where Lin et al. estimate a threshold from a sample; ties go to the lowest index.
 Alistarh et al. count bits of an entropy code; here a level takes whole bytes.  MXNet packs its codes into
 float32 words.  With feedback, the unbiased rules are shrunk to contractions: randk is not scaled by d/k, and
-what qsgd says is divided by 1 + the bound of its relative variance.
+the result of qsgd is divided by 1 + the bound of its relative variance.
 
 References
 ----------
@@ -66,7 +66,7 @@ class Codec:
 
     @property
     def linear(self) -> bool:
-        """Whether peers may sum messages, with `summed`, in place of what they say."""
+        """Whether peers may sum messages, with `summed`, instead of decoded gradients."""
         return self.rule.linear
 
     def start(self, d: int) -> Any:
@@ -78,7 +78,7 @@ class Codec:
         return replace(self, rule=self.rule.part(at), begin=self.begin + at.start)
 
     def key(self, rank: int, t: int) -> Key:
-        """What randomness is a function of, at a rank and in its step t."""
+        """The key of the random numbers at a rank, in its step t."""
         return self.seed, rank, t, self.begin
 
     def ready(self, g: Array, x: Array) -> Array:
@@ -86,7 +86,7 @@ class Codec:
         return self.rule.ready(g, x) if isinstance(g, np.ndarray) else g
 
     def receiver(self, sgd: SGD) -> SGD:
-        """The update rule for what is decoded: plain for DGC, whose momentum has been applied before."""
+        """The update rule for decoded gradients: plain for DGC, whose momentum has been applied before."""
         return replace(sgd, momentum=0.0, weight_decay=0.0) if self.rule.keeps else sgd
 
     def encode(self, state: Any, g: Array, key: Key) -> tuple[Message, Any]:
@@ -99,7 +99,7 @@ class Codec:
         return message, (inner, s - self.rule.decode(message, s.size) if self.feedback else rest)
 
     def decode(self, message: Message, d: int) -> Array:
-        """What a message says of a gradient of d entries."""
+        """The gradient of d entries that a message encodes."""
         last = message[-1]
         if not isinstance(last, np.ndarray):
             return np.concatenate([last] * (1 + d // max(1, last.size)))[:d]
@@ -123,8 +123,8 @@ class Codec:
 
     def summed(self, state: Any, g: Array, key: Key,
                add: Callable[[Array], Program[Array]]) -> Program[tuple[Array, Any]]:
-        """What the messages of all ranks say together, of a linear rule, and the next state; `add` is a sum
-        over ranks."""
+        """The sum that the messages of all ranks encode under a linear rule, and the next state; `add` is a
+        sum over ranks."""
         if self.rule.projects:
             p = yield from add((yield Compute(self.project, state, g, kind="codec")))
             state = state[0]._replace(p=p), state[1]
@@ -142,8 +142,8 @@ def hollow(g: Array, nbytes: int) -> Message:
 
 def codec(text: str, feedback: bool = True, *, sgd: SGD | None = None, ranks: int = 1, epoch: int = 100,
           shapes: Sequence[tuple[int, ...]] = (), seed: int = 0) -> Codec:
-    """Read ``topk:0.01`` or ``dgc:0.001,warmup=4``: the codec for gradients of so many ranks, epochs of so
-    many steps and a vector of arrays of these shapes, by default of one."""
+    """Read ``topk:0.01`` or ``dgc:0.001,warmup=4``: the codec for this number of ranks, `epoch` steps in an
+    epoch, and a vector of arrays of these shapes (by default one)."""
     sgd = sgd or SGD(0.0)
     name, _, rest = text.partition(":")
     if name not in RULES:

@@ -3,16 +3,16 @@
 An exchange is orthogonal to an algorithm's rule.  The programs that algorithms share read it from the
 problem: `parts` for those with servers, `allreduce` for those without.
 
-* **Layout**: `equal` parts, one per server; one part per layer; or `chunks` of a layer of at most so many
-  bytes.  Each part is a server program of its own, with its own version, and is dealt to one of the servers:
-  in turn, by size, or by a hash of its number.
+* **Layout**: `equal` parts, one per server; one part per layer; or each layer in `chunks` of limited size.
+  Each part is a server program of its own, with its own version, and is assigned to one of the servers: in
+  turn, by size, or by a hash of its number.
 * **Overlap**: `backward`, a part leaves as soon as the backward pass has computed it (wait-free
   backpropagation); `both`, the next forward pass starts as well, layer by layer as parameters arrive.
 * **Priority**: outgoing links serve the parts of the lowest layers first, which the next forward pass needs
   first.
-* **Codec**: what is sent of each part, see `compression`; its state stays with the sender.
-* **Bucket**: peers without servers sum consecutive layers together, from the last on, as soon as they have so
-  many bytes.
+* **Codec**: how each part is encoded, see `compression`; its state stays with the sender.
+* **Bucket**: peers without servers sum consecutive layers together, from the last on, as soon as they fill
+  the bucket.
 
 References
 ----------
@@ -68,7 +68,7 @@ class Exchange:
             raise ValueError(f"bucket {self.bucket}; expected a number of bytes >= 0")
 
     def receiver(self, sgd: SGD) -> SGD:
-        """The update rule for what arrives."""
+        """The update rule for gradients as they arrive."""
         return sgd if self.codec is None else self.codec.receiver(sgd)
 
     def codec_of(self, part: slice) -> Codec | None:
@@ -104,7 +104,7 @@ class Exchange:
         return home
 
     def buckets(self, problem: Any) -> list[slice]:
-        """What peers sum together: layers from the last to the first."""
+        """The layers that peers sum together, from the last to the first."""
         found, end = [], problem.x0.size
         for part in reversed(problem.layers.parts):
             if 4 * (end - part.start) >= self.bucket or part.start == 0:

@@ -2,8 +2,8 @@
 deployment.
 
 The parameters are divided into K parts, one per server (Li et al., OSDI 2014).  Most algorithms have the same
-`worker`; their servers differ in the update (BSP: the mean of all gradients; ASP, SSP: each push) and in the
-time of the answer.
+`worker`; their servers differ in the update (BSP: the mean of all gradients; ASP, SSP: each push) and in when
+they answer.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Servers:
                                     self._parameters if x is None else None))
 
     def pushes(self, examples: int) -> Message:
-        """Messages with gradients that are means of so many examples."""
+        """Messages with gradients that are means of this many examples."""
         return lambda s, g: Push(g, examples, self.version[s])
 
     def _receive(self, s: str) -> Program[None]:

@@ -9,9 +9,9 @@ factors of the sum of all M.
 
 What differs from the paper
 ---------------------------
-At a server nobody sums: a worker's own P and Q are its message.  A column of P that depends on the others
-becomes 0, and the column of Q that would stay 0 then starts anew.  An array that a division into parts has
-cut is filled up with zeros to a matrix; a vector whose arrays are not known is taken as a square.
+A server does not sum factors: a worker's own P and Q are its message. A column of P that depends on the
+others becomes 0; the column of Q, which would then stay 0, starts again.  An array that a division into parts
+has cut is filled up with zeros to a matrix; a vector whose arrays are not known is taken as a square.
 
 References
 ----------
@@ -88,7 +88,7 @@ class PowerSGD(Rule):
         return Factors(np.random.default_rng([d, self.rank]).standard_normal(entries, np.float32))
 
     def project(self, state: Factors, s: Array) -> Array:
-        """P = M Q of each matrix; a column of Q that has become 0 starts anew."""
+        """P = M Q of each matrix; a column of Q that has become 0 starts again."""
         matrices, _ = self.parts(s.size)
         sizes = [columns for _, _, columns in matrices]
         found = [s[:0]]

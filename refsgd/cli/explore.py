@@ -23,7 +23,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", metavar="FILE",
                         help="also write a page in which you pick what happens next")
     parser.add_argument("--deaths", type=int, default=0, metavar="N",
-                        help="so many workers may die, on the page (default 0)")
+                        help="how many workers may die, on the page (default 0)")
 
 
 def do(args: argparse.Namespace) -> None:

@@ -2,7 +2,7 @@
 
 The submission runs in a child process, which writes each finding to a file as soon as it is known.  So a
 submission that loops, exits, prints without end or takes all memory loses only the points of what is left.
-The child is no sandbox: run submissions that you do not trust in a container.
+The child is not a sandbox: run submissions that you do not trust in a container.
 """
 
 from __future__ import annotations

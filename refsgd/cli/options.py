@@ -103,7 +103,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                       help="constant; cosine, to 0 at the end; or step(every,factor): decay by number of "
                            "updates")
     work.add_argument("--warmup", type=int, metavar="UPDATES",
-                      help="raise the rate to its full value over so many updates (default 0)")
+                      help="number of updates over which the rate rises to its full value (default 0)")
     work.add_argument("--scale-lr", action="store_true", default=None,
                       help="multiply the rate by the number of gradients in an update's mean")
     work.add_argument("--validation", type=float, metavar="SHARE",

@@ -25,7 +25,8 @@ class Processors:
 
     All programs receive service at the same rate.  A program that begins with w seconds of work when each
     has received `level` seconds ends at level + w.  So a new program changes *when* the others end, but not
-    their order.  Half a second of work takes a second beside another program, which is delayed as much:
+    their order.  Half a second of work takes a second next to another program, which is delayed by the same
+    time:
 
     >>> host = Processors(cores=1)
     >>> host.begin("worker0", now=0.0, work=3.0)

@@ -189,7 +189,7 @@ class Network:
 
     @classmethod
     def of(cls, machine: Machine, workers: int, servers: int | Sequence[int] = 0) -> Network:
-        """The links between some workers and servers, whatever they run.
+        """The links between some workers and servers, for any algorithm.
 
         Parameters
         ----------

@@ -68,8 +68,8 @@ class Machine:
         each worker has its own.  Messages between them do not use the network.
     cores : int or None
         Number of programs on one host that can compute at full speed at the same time: each of k programs
-        runs at rate min(1, cores / k).  None: processors are no limit.  A gradient whose threads use all
-        processors of its host counts as one program on one core.
+        runs at rate min(1, cores / k).  None: processors do not limit anything.  A gradient whose threads use
+        all processors of its host counts as one program on one core.
     duplex : {"full", "half"}
         Whether a host's outgoing and incoming link are two links, or one that serves both directions first
         come, first served.

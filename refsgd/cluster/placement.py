@@ -232,6 +232,6 @@ def grouped(groups: Groups, hosts: Sequence[str], placed: Mapping[str, str]) -> 
     for node, host in placed.items():
         if host not in group:
             raise ValueError(f"groups {written_groups(groups)}: host {hosts.index(host)}, where {node} "
-                             "lives, is in no group; expected a group for each host (a server has its own "
-                             "host, unless colocated or hosts such as cyclic:4 place it beside workers)")
+                             "runs, is in no group; expected a group for each host (a server has its own "
+                             "host, unless colocated or hosts such as cyclic:4 place it with workers)")
     return group

@@ -37,11 +37,12 @@ PRESETS = {
     "das5-infiniband": Preset(_machine("8.8s", "5us", "56Gbps"),
                               GRAUR.format("FDR InfiniBand 56 Gbps", "5 us"), ("resnet50", 32)),
     "das5-32": Preset(_machine("8.8s", "0.1ms", "1Gbps", hosts="cyclic:32"),
-                      GRAUR.format("32 hosts, servers beside workers, 1 Gbps Ethernet", "0.1 ms"),
+                      GRAUR.format("32 hosts, servers on the workers' hosts, 1 Gbps Ethernet", "0.1 ms"),
                       ("resnet50", 32)),
     "das5-32-infiniband": Preset(
         _machine("8.8s", "5us", "56Gbps", hosts="cyclic:32"),
-        GRAUR.format("32 hosts, servers beside workers, FDR InfiniBand 56 Gbps", "5 us"), ("resnet50", 32)),
+        GRAUR.format("32 hosts, servers on the workers' hosts, FDR InfiniBand 56 Gbps", "5 us"),
+        ("resnet50", 32)),
     "das5-sites": Preset(
         _machine("8.8s", "0.1ms", "1Gbps", hosts="cyclic:198", groups="6x33", uplink="1ms,100Gbps"),
         GRAUR.format("198 hosts in six sites, assumed equal, on 1 Gbps Ethernet, a wide area network of "
@@ -75,7 +76,7 @@ PRESETS = {
         f"both ways), one 100 Gbps link a host; latencies assumed; {UNTIMED}"),
     "ethernet-16": Preset(
         _machine(None, "50us", "10Gbps", hosts="cyclic:16"),
-        f"16 nodes on 10 Gbps Ethernet, servers beside workers; latency assumed; {UNTIMED}"),
+        f"16 nodes on 10 Gbps Ethernet, servers on the workers' hosts; latency assumed; {UNTIMED}"),
     "sites-2x8": Preset(
         _machine(None, "20us", "25Gbps", hosts="cyclic:16", groups="2x8", uplink="10ms,1Gbps"),
         "two sites of eight hosts on 25 Gbps, 1 Gbps and 10 ms (some 2,000 km of fibre) between them; all "

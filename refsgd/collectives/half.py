@@ -1,6 +1,6 @@
-"""Half precision by arithmetic on bits, which gives numpy's results sooner.
+"""Half precision by arithmetic on bits, which gives numpy's results faster.
 
-Numpy converts one number at a time, and subnormal ones, of which gradients are full, most slowly.
+Numpy converts one number at a time, and is slowest for subnormal numbers, which are common in gradients.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def all_gather(me: int, peers: Sequence[str], chunk: Array, cut: Sequence[slice]
     chunk : ndarray
         The contribution of this rank.
     cut : sequence of slice, optional
-        The place of each rank's chunk, the same on every rank, by which empty ones are not sent.
+        The place of each rank's chunk, the same on every rank; empty chunks are not sent.
 
     Returns
     -------

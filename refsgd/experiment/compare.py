@@ -116,7 +116,7 @@ def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise Usage(f"algorithm {algorithm!r}: {word!r} is no option; expected option=value, such as "
+            raise Usage(f"algorithm {algorithm!r}: {word!r} is not an option; expected option=value, such as "
                         "overlap=both")
         said[key.replace("-", "_")] = {"on": True, "off": False}.get(value, _number(value))
     return name, said

@@ -88,7 +88,7 @@ class Stage:
         return [Rows(rank, t, count * j // m, count * (j + 1) // m, count) for j in range(m)]
 
     def held(self, examples: int) -> float:
-        """Bytes that its passes of so many examples keep between forward and backward."""
+        """Bytes that its passes of this many examples keep between forward and backward."""
         return sum(block.held(examples) for block in self.blocks)
 
     def forward(self, x: Array, rows: Rows, a: Array | None) -> tuple[Array | None, Any]:

@@ -51,9 +51,10 @@ class Problem:
     coordinates : Coordinates or None
         Minima along single coordinates, see `refsgd.problems.regression`; None: not known.
     describe : dict
-        What the result's JSON says of the problem.  Some of it is used: "batch", images of a gradient in
-        figures per second, the mean over workers (``images(rank, 0)`` where it is left out), and "batches",
-        those of each worker where they differ; "workers", the only number of workers that a run may have
+        The description of the problem in the result's JSON. Some entries are used: "batch", images of a
+        gradient in figures per second, the mean over workers (``images(rank, 0)`` where it is left out), and
+        "batches", those of each worker where they differ; "workers", the only number of workers that a run
+        may have
         (any); "steps_per_epoch" (100).
 
     Examples
@@ -218,7 +219,7 @@ def _named(rank: int, t: int) -> Iterator[None]:
 
 
 def _evaluation(data: Any, net: Any, most: int) -> Callable[[Array, str], tuple[float, float]]:
-    """Loss and accuracy on a part of the data, of which at most so many training images count; those of the
+    """Loss and accuracy on a part of the data, of which at most this many training images count; those of the
     last parameters are kept."""
     from refsgd.problems.nn.layers import BatchNorm
 

@@ -1,8 +1,8 @@
 """The interpreter of the effects that all runtimes share: it advances programs and answers what they yield.
 
 A runtime subclasses `Engine` and supplies what differs: its clock, and so when a Compute or an Add ends; the
-source of choices; the way of a message; and who is ready next.  Everything that an event says is written
-here, in one place for each kind.
+source of choices; the path of a message; and which program is ready next.  Everything that an event says is
+written here, in one place for each kind.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Fault(NamedTuple):
         try:
             amount = float(match["amount"] or 0)
         except ValueError:
-            raise ValueError(f"fault {text!r}: {match['amount']} is no number; {EXPECTED}") from None
+            raise ValueError(f"fault {text!r}: {match['amount']} is not a number; {EXPECTED}") from None
         fault = cls(match["kind"], "".join(match["node"].split()), int(match["step"]), amount,
                     "".join((match["to"] or "").split()))
         least = 1.0 if fault.kind == "slow" else 0.0
@@ -183,8 +183,9 @@ def check(faults: Iterable[Fault], role: Mapping[str, str], host: Mapping[str, s
                 raise ValueError(f"fault {str(fault)!r}: both are on {here}; expected two nodes with a "
                                  "connection between their hosts")
             if here == there or gives_up(here, there, of_host) != here:
-                raise ValueError(f"fault {str(fault)!r}: of two nodes that lose their connection the worker "
-                                 "ends, and of two workers the later one; expected that one first")
+                raise ValueError(f"fault {str(fault)!r}: if two nodes lose their connection, the worker "
+                                 "ends, and of two workers the one on the later host; expected that one "
+                                 "first")
         if fault.step < 0 or ends[fault.node] > 1:
             raise ValueError(f"fault {str(fault)!r}; expected a step >= 0, and one end for each node")
 

@@ -180,8 +180,8 @@ class Simulator(Linked):
 
     def _served(self, shared: Processors, turn: int, call: Callable[..., None], task: Task,
                 *args: Any) -> None:
-        """The end of a computation, unless others that began meanwhile have moved it; among equals it keeps
-        its turn."""
+        """The end of a computation, unless others that began in between have moved it; ties keep their
+        order."""
         due = shared.due(task)
         if due > self.now:
             again: Callable[..., None] = partial(self._served, shared, turn, call, task)

@@ -111,7 +111,8 @@ def _repeats(deploy: Small) -> str:
     a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
     if hash_of(a) != hash_of(b) or schedule_sha256(a.trace) != schedule_sha256(b.trace):
         raise AssertionError(
-            "the same seed gave another result; expected programs that read no clock, no random generator")
+            "the same seed gave a different result; expected programs that read no clock, "
+            "no random generator")
     return "the same seed gives the same bits and schedule"
 
 
@@ -210,8 +211,8 @@ def _weighs(deploy: Small) -> str:
         raise NotChecked("not checked: a run failed") from None
     mean = (3 * plain.gradient(plain.x0, 0, 0) + plain.gradient(plain.x0, 1, 0)) / 4
     if np.array_equal(found, alike):
-        raise NotChecked("do not weigh: gradients of 3 and of 1 example count alike, as where each is "
-                         "applied alone")
+        raise NotChecked("do not weigh: gradients of 3 and of 1 example count the same, as where each "
+                         "is applied alone")
     if not np.array_equal(found, plain.x0 - np.float32(RATE) * mean):
         raise NotChecked("weigh, but gradients of 3 and of 1 example moved a parameter by "
                          f"{found[0]:g}, and the mean over 4 is {-RATE * mean[0]:g}")
@@ -232,7 +233,7 @@ def _real(deploy: Small) -> str:
         finite(run)
         if len(finals) == 1 and hash_of(run) not in finals:
             raise AssertionError(
-                f"other parameters over {transport} than in the simulator, where all schedules agree")
+                f"different parameters over {transport} than in the simulator, where all schedules agree")
     return "ends over shared memory and over TCP" + (", with the simulator's bits" if len(finals) == 1
                                                      else "")
 
@@ -274,7 +275,7 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
 
 def check(function: str | Deploy, *, algorithm: str | None = None, processes: bool = True,
           max_runs: int = 2000, **options: Any) -> list[Finding]:
-    """Check everything that any algorithm must satisfy, and what one algorithm of the catalogue must.
+    """Check what every algorithm must satisfy and, if `algorithm` is given, what that one must.
 
     Parameters
     ----------
@@ -287,7 +288,7 @@ def check(function: str | Deploy, *, algorithm: str | None = None, processes: bo
     processes : bool
         Also run it as OS processes, if the system can fork.
     max_runs : int
-        Schedules to follow in the small case; if there are more, random ones are added.
+        Number of schedules to follow in the small case; if there are more, random ones are added.
     **options
         The algorithm's own options, and those of an exchange, such as ``overlap="backward"``.
 

@@ -55,8 +55,8 @@ UNEQUAL = Machine(compute="fixed(1)", speeds=(1, 0.7, 0.45))  # type: ignore[arg
 class Models:
     """What the workers of an algorithm read and what it ends with, in the schedules of a small case.
 
-    What is the same in all of the catalogue's schedules is a promise: the result of a synchronous algorithm,
-    the mean of replicas that average in pairs.
+    Anything that is the same in all of the catalogue's schedules is a promise: the result of a synchronous
+    algorithm, the mean of replicas that average in pairs.
     """
 
     reads: dict[tuple[int, int], set[bytes]] = field(default_factory=dict)

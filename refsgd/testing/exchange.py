@@ -53,7 +53,7 @@ def _fading() -> Problem:
 
 
 def _tapped(node: str, program: Program[Any], seen: list[Call]) -> Program[Any]:
-    """The same program; its calls of codecs are written down."""
+    """The same program; its codec calls are recorded."""
     answer: Any = None
     while True:
         try:
@@ -102,7 +102,7 @@ def _arrives(deploy: Small) -> str:
         if not getattr(codec, "feedback", True) and not getattr(rule, "keeps", False):
             raise NotChecked("without feedback what a message leaves out is lost")
         if getattr(rule, "momentum", 0):
-            raise NotChecked("with momentum a codec says more than the sum of gradients")
+            raise NotChecked("with momentum a codec sends more than the sum of gradients")
     (soon, _), (late, least) = _owed(calls), _owed(_calls(deploy, 20 * STEPS))
     if late > max(1e-3, least) and late > 0.9 * soon:
         raise AssertionError(
@@ -174,7 +174,7 @@ def check_codec(codec: Codec | Rule) -> list[Finding]:
 
 
 def starves_none(deploy: Small) -> str:
-    """Check that links that serve by priority let every part through while workers go on."""
+    """Check that links that serve by priority let every part through while workers continue."""
     done = defaultdict[str, list[float]](list)
     for e in simulate(deploy(_fading(), 2, 4 * STEPS), SLOW).trace.marks("update"):
         done[e.node].append(e.time)

@@ -18,7 +18,7 @@ from refsgd.trace import Run
 
 
 class _Seen:
-    """What the finished runs of one algorithm have shown, and the invariants of each."""
+    """Observations of the finished runs of one algorithm, and the invariants of each."""
 
     def __init__(self, name: str, bound: int) -> None:
         self.name, self.bound = name, bound  #: the bound of ssp's lead, in clocks
@@ -76,7 +76,7 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     page : path, optional
         Also write the state graph as an HTML page, in which you pick what happens next.
     deaths : int
-        So many workers may die, on the page only.
+        How many workers may die; for the page only.
     **options
         The algorithm's own options, and those of an exchange.
 

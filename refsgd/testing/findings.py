@@ -35,7 +35,7 @@ class Finding:
     held : bool or None
         None: it does not apply.
     text : str
-        The observation; of a failure, its first line says what is wrong.
+        The observation; for a failure, its first line says what is wrong.
     schedule : list of int or None
         The shortest schedule that fails, where the check follows schedules.
     found : Counterexample or None
@@ -54,7 +54,7 @@ class Finding:
 
 
 def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
-    """The finding of a check that raises what it finds wrong, and else returns what it has seen."""
+    """The finding of a check, which raises an error or returns its observation."""
     try:
         return Finding(name, True, act(*arguments))
     except NotChecked as why:
@@ -80,7 +80,7 @@ def ledger(run: Run) -> None:
     Parameters
     ----------
     run : Run
-        What a runtime gave back.
+        A finished run.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def finite(run: Run) -> None:
     Parameters
     ----------
     run : Run
-        What a runtime gave back.
+        A finished run.
     """
     if not np.all(np.isfinite(final_parameters(run))):
         raise AssertionError("the final parameters have NaN or infinite entries")
@@ -130,7 +130,7 @@ def server_lead(run: Run) -> int:
     Parameters
     ----------
     run : Run
-        What a runtime gave back.
+        A finished run.
 
     Returns
     -------

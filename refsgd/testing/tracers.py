@@ -171,7 +171,7 @@ def gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
 
     @cache
     def together() -> str:
-        """What is said if all of them hold: one exploration is enough then."""
+        """The observation if all of them hold: one exploration is enough then."""
         try:
             return read(*judges)
         except Exception:

@@ -24,7 +24,7 @@ class Uncovered(DomainError):
 
 
 def kind_of(faithful: bool, error: float = 0.0) -> Kind:
-    """The kind of a prediction that is no bound; `faithful`: its model is exact."""
+    """The kind of a prediction that is not a bound; `faithful`: its model is exact."""
     return "approximation" if not faithful else "numerical" if error else "exact"
 
 

@@ -106,7 +106,7 @@ def _of_unequal_batches(found: Figures, c: Setting) -> None:
     """Adapt the throughput to different batches.
 
     It assumes equal paces: workers that wait for each other have them in the long run, others only if their
-    gradients take equally long.
+    gradients take the same time.
     """
     if len(set(c.batches)) == 1 or c.alike or c.pipeline or "images_per_second" not in found:
         return

@@ -153,7 +153,7 @@ class Wait(NamedTuple):
 
 
 def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
-    """Every wait of every worker, and the idle seconds of each worker that are no wait for a message."""
+    """Every wait of every worker, and the idle seconds of each worker outside waits for messages."""
     found, rest = list[Wait](), dict[str, float]()
     history = _History(trace)
     for worker in trace.workers:

@@ -244,7 +244,7 @@ def test_a_torus_of_columns_takes_the_time_of_its_formula():
     ({"collective": "torus", "columns": 0}, "columns 0; expected a divisor of 8"),
     ({"collective": "hierarchical", "machine": Machine(hosts=(("worker0", "worker1", "worker2"), (
         "worker3", "worker4", "worker5", "worker6", "worker7")))},
-     "hosts with 3, 5 workers; expected as many on each for hierarchical all-reduce, or a group: --group 2")])
+     "hosts with 3, 5 workers; expected the same number on each for hierarchical all-reduce, or a group: --group 2")])
 def test_wrong_sizes_are_refused_in_one_line(options, said):
     with pytest.raises(ValueError, match=f"^{said}$"):
         refsgd.run("allreduce", data="quadratic", workers=8, steps=1, **options)

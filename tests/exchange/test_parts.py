@@ -279,7 +279,7 @@ def test_a_comparison_takes_algorithms_with_options():
     plain, layers, coded = found.results.values()
     assert layers.measured["seconds"] < plain.measured["seconds"]
     assert sum(coded.measured["bytes_sent"].values()) < sum(plain.measured["bytes_sent"].values()) / 4
-    with pytest.raises(ValueError, match="'overlap' is no option; expected option=value"):
+    with pytest.raises(ValueError, match="'overlap' is not an option; expected option=value"):
         compare(["bsp overlap"], runtime="simulator", steps=1)
 
 

@@ -231,7 +231,7 @@ def test_of_two_hosts_that_lose_their_connection_the_later_one_ends():
     """Dealt hosts: worker 2 is on the first one, which therefore stays, whatever the number of the node."""
     role = {f"worker{i}": "worker" for i in range(4)}
     host = {f"worker{i}": f"host{i % 2}" for i in range(4)}
-    with pytest.raises(ValueError, match="of two workers the later one"):
+    with pytest.raises(ValueError, match="of two workers the one on the later host"):
         check([Fault("drop", "worker2", 1, to="worker1")], role, host)
     check([Fault("drop", "worker1", 1, to="worker2")], role, host)
 

@@ -16,7 +16,7 @@ What differs from the papers
 Nothing is broadcast at the start: every peer starts with the same x0.  Goyal et al. divide by n since their
 shares are equal; here shares may be unequal, even empty, and gradients are weighted by images.  The counts
 b_i are known to all peers.  The vector is reduced in one piece after the backward pass; with ``--overlap
-backward`` bucket by bucket during it, and with ``--compress`` in another form, see `mean`.
+backward`` bucket by bucket during it, and with ``--compress`` in another form; see `mean`.
 
 References
 ----------
@@ -66,8 +66,8 @@ def seats(workers: int, hosts: Sequence[int] | None, group: int | None) -> tuple
         return list(range(workers)), group
     devices = list(Counter(sorted(hosts)).values())
     if group is None and len(set(devices)) > 1:
-        raise ValueError(f"hosts with {', '.join(map(str, devices))} workers; expected as many on each for "
-                         "hierarchical all-reduce, or a group: --group 2")
+        raise ValueError(f"hosts with {', '.join(map(str, devices))} workers; expected the same number on "
+                         "each for hierarchical all-reduce, or a group: --group 2")
     return sorted(range(workers), key=hosts.__getitem__), group or devices[0]
 
 

@@ -57,7 +57,7 @@ class Peer:
         self.shard = Shard(rank, problem.x0[self.shards[rank]], sgd)
 
     def cut(self, part: slice) -> tuple[list[slice], slice]:
-        """Each shard's section of a part of the vector, by its place there; the own one by its place here."""
+        """Each shard's section of a part of the vector, by its place there; this peer's by its place here."""
         edges = [min(max(shard.start, part.start), part.stop) for shard in self.shards] + [part.stop]
         first = self.shards[self.rank].start
         return ([slice(a - part.start, b - part.start) for a, b in zip(edges, edges[1:])],
@@ -69,7 +69,7 @@ class Peer:
         return (yield from all_gather(self.rank, self.group, self.shard.x[own], cut))
 
     def reduce(self, part: slice, g: Array, t: int, mean: Array) -> Program[None]:
-        """Write the own section of the mean over images of a part's gradients into that of the shard's."""
+        """Write this peer's section of the mean over images of a part's gradients into the shard's mean."""
         cut, own = self.cut(part)
         share, whole = weights([self.problem.images(i, t) for i in range(len(self.group))])
         if share[self.rank] != 1:

@@ -17,8 +17,8 @@ sum of forces | deterministic: sync yes, async given the order of arrival
 
 An exchange conserves the sum of all replicas and the centre.  alpha = 0 is n independent SGDs, 1/2 moves both
 to the middle, 1 swaps them.  Exchanges alone are stable for alpha < 1 (async) or alpha (n + 1) < 2 (sync).
-Unequal batches: both ends of a force are equal, so each replica pulls the centre alike, however many examples
-it has seen.
+Unequal batches: both ends of a force are equal, so all replicas pull the centre equally, whatever their
+numbers of examples.
 
 What differs from the paper
 ---------------------------

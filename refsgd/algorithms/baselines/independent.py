@@ -11,7 +11,7 @@ unbounded | momentum: local | aggregation: none | graph: none | deterministic: y
 
 It is a limit of every averaging algorithm: GoSGD with p = 0, local SGD before its first average, D-PSGD with
 the identity as mixing matrix, EASGD with an elastic force of 0.  Unequal batches: the plain mean of the
-replicas is evaluated, however many examples each has seen.
+replicas is evaluated, whatever their numbers of examples.
 
 What differs from the papers
 ----------------------------

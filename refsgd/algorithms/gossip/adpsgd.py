@@ -11,7 +11,7 @@ iteration of an active peer: 1 there, 1 back | bytes: M each (M = 4 d) | stalene
 read and application, but no updates) | clock gap: unbounded | momentum: local, never communicated |
 aggregation: mean of two | graph: bipartite | deterministic: given the schedule and the choices
 
-Unequal batches: a pair takes the plain mean however many examples each has seen, so a gradient counts 1/n.
+Unequal batches: a pair takes the plain mean, whatever their numbers of examples, so a gradient counts 1/n.
 
 What differs from the paper
 ---------------------------

@@ -13,7 +13,7 @@ between read and application, but no update) | clock gap: unbounded | momentum: 
 aggregation: mean of two, on one side (row-stochastic, not column-stochastic) | graph: complete |
 deterministic: given the schedule and the choices
 
-Unequal batches: the average is the plain mean, however many examples each peer has seen.
+Unequal batches: the average is the plain mean, whatever the peers' numbers of examples.
 
 What differs from the papers
 ----------------------------

@@ -11,9 +11,9 @@ micro-batches and waits for all of them before one synchronous update::
         g = mean over the replicas of stage k
         x = update(x, g)
 
-With ``passes="1f1b"`` (PipeDream-flush) a stage goes back as soon as it can, the first micro-batch first,
-and keeps the activations of at most K - k of them; the bubble is the same.  With ``chunks=v`` node k has v
-stages, k, K + k, ..., and 1/v of the bubble, for v times as many messages.
+With ``passes="1f1b"`` (PipeDream-flush) a stage starts each backward pass as soon as it can, the first
+micro-batch first, and keeps the activations of at most K - k of them; the bubble is the same.  With
+``chunks=v`` node k has v stages, k, K + k, ..., and 1/v of the bubble, for v times as many messages.
 
 With fewer stages than workers there are several replicas of the net, each with its own share of the data:
 data and model parallelism together.

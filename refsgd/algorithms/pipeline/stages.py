@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 @dataclass
 class Worker(Replica):
-    """A node of one replica, which holds the parameters of its stages one behind the other."""
+    """A node of one replica, which holds the parameters of its stages one after another."""
 
     k: int
     stages: Sequence[Any]  # k, K + k, 2 K + k, ...: its chunks
@@ -122,7 +122,7 @@ def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: 
     depth = workers if stages is None else stages
     if depth < 1 or workers % depth:
         raise ValueError(f"stages {stages} on {workers} workers; expected a divisor of {workers}: each "
-                         "worker holds one stage of a replica, and replicas are alike")
+                         "worker holds one stage of a replica, and replicas are equal")
     replicas, reduce, nodes = workers // depth, reduction(collective), {}
     names = [[f"stage{k}" + f".{r}" * (replicas > 1) for k in range(depth)] for r in range(replicas)]
     split = problem.split(depth * chunks, cut)

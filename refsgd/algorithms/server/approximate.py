@@ -1,8 +1,8 @@
 """Approximate synchronous parallel (Gaia): data centres exchange only what has changed significantly.
 
 Each data centre has servers with a copy of the whole model, and its workers read and update that copy only,
-as under BSP, SSP or ASP.  Links between centres are slow; the three techniques of section 3.2 keep the copies
-near each other with few bytes: significance filter, selective barrier and mirror clock, see `mirrors`.
+as under BSP, SSP or ASP.  Links between centres are slow; three techniques of section 3.2 keep the copies
+close to each other with few bytes: significance filter, selective barrier and mirror clock; see `mirrors`.
 
 Quick facts
 -----------
@@ -14,17 +14,17 @@ limit |x_j| an entry | clock gap: between centres at most `ahead` completed; ins
 momentum: at each server, of own updates | aggregation: inside as BSP, SSP or ASP; changes of centres add up |
 deterministic: given the order of arrival
 
-What has been sent and what is unsent sum to all own changes.  threshold = 0 sends every change; a huge one
-isolates the centres until the end.  The last update flushes, so all copies end equal, to rounding, also after
-deaths.  A piece of the result is read from each copy.  Unequal batches: BSP's mean is over examples; centres,
-and the pushes of SSP and ASP, count alike.
+Sent and unsent changes of a centre sum to all changes by its own workers.  threshold = 0 sends every change;
+a huge one isolates the centres until the end.  The last update flushes, so all copies are equal at the end,
+to rounding, even after deaths.  A piece of the result is read from each copy.  Unequal batches: BSP's mean is
+over examples; all centres, and all pushes of SSP and ASP, have the same weight.
 
 What differs from the paper
 ---------------------------
 A link is behind by a count of acknowledgements, where Gaia knows its WAN's bandwidth.  Workers read all
-parameters in each iteration, so a barrier blocks a server's part whole.  At x_j = 0 any change is
-significant.  A clock that ends without significant changes is told in an update without entries.  Left out:
-thresholds that follow the bandwidth (section 4.4), hubs that relay (section 4.5).
+parameters in each iteration, so a barrier blocks the whole part of a server.  At x_j = 0 any change is
+significant.  The end of a clock without significant changes is announced by an update without entries.  Left
+out: thresholds that follow the bandwidth (section 4.4), hubs that relay (section 4.5).
 
 References
 ----------
@@ -52,8 +52,8 @@ Inside = Literal["bsp", "ssp", "asp"]
 
 def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps: int, local: Inside,
            slack: float, threshold: float, share: float | None, ahead: float) -> Program[Array]:
-    """Apply what own workers push, show the mirrors what is significant, answer whom the gates let pass, own
-    workers up to `slack` clocks ahead of the slowest of them; returns its piece of the copy."""
+    """Apply own workers' pushes, send the mirrors significant changes, answer the workers that the gates let
+    pass (up to `slack` clocks ahead of the slowest one here); returns its piece of the copy."""
     mirror, clock = {m.name: m for m in mirrors}, dict.fromkeys(workers, 0)  # of each living own worker
     pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if local == "bsp" else len(workers)
     flushed = not steps
@@ -120,7 +120,7 @@ def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers:
     threshold : float
         v >= 0: share of a parameter's value by which it must have changed, at first.
     local : {"bsp", "ssp", "asp"}
-        How the workers of a data centre keep together; ssp with the slack `staleness`.
+        How the workers of a data centre are synchronised; ssp with the slack `staleness`.
     staleness : int or inf
         Clocks >= 0 that a worker may be ahead of the slowest of its data centre, under ssp.
     barrier : int or inf

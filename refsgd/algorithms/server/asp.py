@@ -1,7 +1,7 @@
 """Asynchronous parallel SGD (ASP, async-SGD): no worker waits for another, gradients are stale on arrival.
 
-A gradient was computed at an older version; the difference is its *staleness*, n - 1 on average at any
-speeds of the workers.
+A gradient was computed at an older version; the difference is its *staleness*, n - 1 on average, whatever the
+workers' speeds.
 
 Quick facts
 -----------
@@ -10,14 +10,14 @@ iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d)
 n - 1 | clock gap: unbounded | momentum: at the server, shared by all | aggregation: each push is applied
 alone, n updates where BSP has one | deterministic: given the order of arrival
 
-Unequal batches: each push counts alike, however many examples it is the mean of, as in the papers.
+Unequal batches: every push has the same weight, whatever its number of examples, as in the papers.
 
 What differs from the papers
 ----------------------------
 Dean et al. push and fetch in separate steps (see downpour); here the answer to a push is the fetch, so every
 worker reads right after its own update.  The server of Lian et al. sums M gradients before it steps; here M
-is 1, see softsync for more.  Each part has its own version: a model from several servers can be torn.  The
-learning rate is not divided by n; this is the caller's choice.
+is 1; see softsync for larger M.  Each part has its own version: a model from several servers can be torn.
+The learning rate is not divided by n; this is the caller's choice.
 
 References
 ----------

@@ -11,8 +11,8 @@ iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d)
 1; its effect on a gradient is compensated | clock gap: unbounded | memory: (n + 1) M at the servers |
 momentum: at the server | aggregation: each push is applied alone | deterministic: given the order of arrival
 
-lambda = 0 is ASP.  Without staleness the correction is exactly 0.  Unequal batches: each push counts alike,
-however many examples it is the mean of, as in the paper.
+lambda = 0 is ASP.  Without staleness the correction is exactly 0.  Unequal batches: every push has the same
+weight, whatever its number of examples, as in the paper.
 
 What differs from the paper
 ---------------------------

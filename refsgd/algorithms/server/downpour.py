@@ -17,7 +17,7 @@ A replica of the model may be divided itself, into K stages on as many nodes (se
 accumulates, pushes and fetches its own parameters, at servers that hold only them, so that the stages of a
 replica may have different versions.  They compute as in `gpipe`.
 
-Unequal batches: each push counts alike, however many examples it is the mean of, as in the paper.
+Unequal batches: every push has the same weight, whatever its number of examples, as in the paper.
 
 What differs from the paper
 ---------------------------

@@ -13,16 +13,16 @@ and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 
 server | aggregation: sum, as SSP | deterministic: given the order of arrival
 
 lower = upper is SSP.  A grant is never withdrawn, and the bound holds even if speeds change after it.
-Unequal batches: each push counts alike, however many examples it is the mean of, as in the paper.
+Unequal batches: every push has the same weight, whatever its number of examples, as in the paper.
 
 What differs from the paper
 ---------------------------
-A program reads no clock: intervals are counted in pushes that the server received meanwhile.  This measures
-time as long as the total rate of the workers is constant.  With lower = 0 workers alternate, all look equally
-fast and little is granted.  The paper grants only to the fastest worker; here any worker that reaches the
-bound may get a grant, and one push of the slowest ends the wait that follows, as its controller assumes.
-Other controllers take the push nearest in time to one of the slowest worker's, before or after it; here the
-wait counts, which is long after a push that was just missed.
+A program reads no clock: intervals are counted in pushes that the server received in the meantime.  This
+measures time as long as the total rate of the workers is constant.  With lower = 0 workers alternate, all
+look equally fast and little is granted.  The paper grants only to the fastest worker; here any worker that
+reaches the bound may get a grant, and one push of the slowest ends the wait that follows, as its controller
+assumes. Other controllers take the push nearest in time to one of the slowest worker's, before or after it;
+here the length of the wait decides, and it is long after a push that was just missed.
 
 References
 ----------

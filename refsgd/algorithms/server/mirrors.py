@@ -1,16 +1,16 @@
 """Gaia between data centres, for `approximate`: significance filter, selective barrier and mirror clock.
 
 A server and those of the same part in other data centres are mirrors of each other (Hsieh et al., section
-3.2).  Each gathers what its own centre changes and shows the others what has become significant::
+3.2).  Each gathers its own centre's changes and sends the others those that have become significant::
 
     significance filter   share entry j of the unsent changes u once |u_j| > v / sqrt(t) |x_j|, in iteration t
     selective barrier     where the link to a mirror is behind, the indexes go ahead of the values; until the
                           values come, its workers do not read
     mirror clock          each change carries the clock of its centre, which the gate of `approximate` bounds
 
-There is no clock to measure a link with: it is behind while more than `window` updates to that mirror are
-without its acknowledgement.  Later ones wait in the data queue and leave as acknowledgements come, so that no
-more is ever under way, while their indexes overtake the queue.
+Programs read no clock to measure a link with: a link is behind while more than `window` updates to that
+mirror are unacknowledged. Later ones wait in the data queue and leave as acknowledgements come, so that no
+more are ever in flight, while their indexes overtake the queue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Entries = npt.NDArray[np.int32]
 
 
 class Significant(NamedTuple):
-    """server -> mirror: changes to add to these entries, after an update of the own centre's workers."""
+    """server -> mirror: changes to add to these entries, after an update by the sender's own workers."""
 
     entries: Entries
     change: Array  # as many as `entries`
@@ -55,8 +55,8 @@ class Taken(NamedTuple):
 def significant(x: Array, unsent: Array, limit: float, share: float | None = None) -> tuple[Entries, Array]:
     """Which entries of `unsent` exceed `limit` times the parameter; the rest, with zeros in their place.
 
-    With a `share` they are that share of the entries, those that have changed most: values that nobody knows
-    in a net in shape only.  A `limit` of 0 is for all.
+    With a `share` they are that share of the entries, those that have changed most; in a shape-only net the
+    values are unknown.  A `limit` of 0 is for all.
 
     >>> significant(np.ones(3), np.array([0.5, 0.01, -0.2]), 0.1)
     (array([0, 2], dtype=int32), array([0.  , 0.01, 0.  ]))
@@ -91,7 +91,7 @@ class Mirror:
     queue: deque[Significant] = field(default_factory=deque)  #: updates to it that have not left
 
     def show(self, update: Significant) -> Program[None]:
-        """Send an update, or its indexes ahead of it; without entries it is but a clock, and never waits."""
+        """Send an update, or its indexes ahead of it; without entries it is only a clock, and never waits."""
         if not update.entries.size:
             yield Send(self.name, update)
         elif self.under_way > self.window:
@@ -106,7 +106,7 @@ class Mirror:
         yield Send(self.name, update)
 
     def heard(self, copy: Copy, message: Significant | Barrier | Taken) -> Program[None]:
-        """What this mirror has sent: another clock, changes for the copy, a barrier, or room in its link."""
+        """Handle a message of this mirror: a clock, changes for the copy, a barrier, or room in its link."""
         if isinstance(message, Taken):
             self.under_way -= 1
             if self.queue:
@@ -134,7 +134,7 @@ class Mirror:
 
 @dataclass
 class Copy(Shard):
-    """A data centre's copy of one part; of its updates observers see the piece that it answers for."""
+    """A data centre's copy of one part; observers see its updates of the piece that it is responsible for."""
 
     piece: slice = field(default_factory=lambda: slice(None))
     own: int = 0  #: updates with gradients of own workers
@@ -145,7 +145,7 @@ class Copy(Shard):
 
     def mark(self, reads: tuple[tuple[str, int], ...]) -> Program[None]:
         """As a shard's.  A version counts the updates of all centres that this copy knows of: it may be lower
-        than that of a reader elsewhere, who then is as new as can be."""
+        than that of a reader elsewhere, which is then as new as possible."""
         reads = tuple((w, min(read, self.version)) for w, read in reads)
         yield Mark("update", part=self.part, version=self.version, reads=reads, x=self.x[self.piece])
         self.version += 1

@@ -42,7 +42,7 @@ class Stop(NamedTuple):
 
 
 class Crew:
-    """The workers that live, and those of them without a portion."""
+    """The living workers, and those of them without a portion."""
 
     def __init__(self, workers: Sequence[str]) -> None:
         self.living, self.idle = list(workers), list(workers)

@@ -9,7 +9,7 @@ Quick facts
 synchronous: yes, without waiting for stragglers | centralised: yes | roles: a coordinator, K shards
 (servers), n workers | messages per evaluation: 2 K per worker for x, K + 2 per portion | bytes per
 evaluation: M per worker down, M per portion and duplicate up | coordinator: about 4 m + 12 commands to each
-shard per iteration, scalars, whatever d is | staleness: 0 | clock gap: unbounded | momentum: refused |
+shard per iteration, scalars, for any d | staleness: 0 | clock gap: unbounded | momentum: refused |
 aggregation: mean over examples, in portion order | deterministic: yes, whatever the schedule
 
 What differs from the paper
@@ -17,8 +17,8 @@ What differs from the paper
 Workers push each portion's gradient instead of sums of several, so that a shard can drop a duplicate.  A
 shard adds portions in portion order, so the result does not depend on which worker computed them.  The paper
 leaves the line search open: this one uses only slopes, so a step may overshoot the minimum along p and even
-raise a convex loss, but it ends at a slope uphill that is at most half as steep as the slope downhill at its
-start.  The paper says nothing of the length of the first direction, either: here it is -lr g.
+raise a convex loss, but an uphill slope at its end is at most half as steep as the downhill slope at its
+start. The paper does not give the length of the first direction, either: here it is -lr g.
 
 A portion is a batch of the first epoch, `problem.gradient(x, 0, i)` with weight `images(0, i)`, so `--batch`
 is its size; a step takes an epoch or, where the line search halves, several.

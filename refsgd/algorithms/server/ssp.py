@@ -18,7 +18,7 @@ and iteration: K up; K down (fresh), K up and K down per refresh (lazy), K down 
 momentum: at the server | aggregation: sum, as Ho et al.: each push is applied with the full rate |
 deterministic: given the order of arrival
 
-Unequal batches: each push counts alike, however many examples it is the mean of, as in the papers.
+Unequal batches: every push has the same weight, whatever its number of examples, as in the papers.
 
 What differs from the papers
 ----------------------------

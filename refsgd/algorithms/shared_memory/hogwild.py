@@ -13,7 +13,7 @@ accesses, if atomic
 
 The trace numbers updates in the order of their last additions (`refsgd.trace.shared`): a counter in shared
 memory would be read and incremented by the same racing accesses.  Unequal batches: each step is added in
-full, however many examples its gradient is the mean of.
+full, whatever its gradient's number of examples.
 
 What differs from the paper
 ---------------------------

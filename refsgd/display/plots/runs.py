@@ -42,7 +42,7 @@ def accuracy_against_time(results: Mapping[str, Result], ax: Axes | None = None)
 
 
 def accuracy_against_updates(results: Mapping[str, Result], ax: Axes | None = None) -> Axes:
-    """Test accuracy [%] (or loss, if there is none) against updates, whatever time they take."""
+    """Test accuracy [%] (or loss, if there is none) against updates, however long they take."""
     return _curves(results, ax, 1, "updates")
 
 

@@ -298,7 +298,7 @@ class Graph:
 
 
 def _lost(trace: Trace) -> bool:
-    """Whether a worker has died with a gradient that nobody has applied."""
+    """Whether a worker has died with a gradient that was not applied."""
     gone = [*(w for w, _ in trace.staleness), *(e.values.get("worker") for e in trace.marks("drop")),
             *(e.node for e in trace.of(Computed) if e.work == "update")]
     return any(trace.iterations[w] > gone.count(w) for w in trace.dead)

@@ -87,7 +87,7 @@ def _savings(some: Sequence[Strategy]) -> Iterable[str]:
 
 
 def _recommended(fitting: Sequence[Strategy], base: Strategy) -> Strategy:
-    """What to start with: the baseline, unless another of its group is at least 5 % faster."""
+    """The strategy to start with: the baseline, unless another of its group is at least 5 % faster."""
     # with unequal workers, a backup worker would drop the slow worker's gradients again and again
     even = not any(s.variant for s in fitting)
     same = [s for s in fitting if s.group == base.group and (even or s.algorithm != "backup-workers")]

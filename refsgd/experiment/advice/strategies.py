@@ -192,7 +192,7 @@ class Plan:
 
     @property
     def costs(self) -> str:
-        """What the exchange costs; empty if it is the plain one."""
+        """The costs of the exchange; empty if it is the plain one."""
         if self.travel is None:
             return ""
         said, parts = [], self.travel.parts
@@ -269,7 +269,7 @@ class Plan:
                 + " --colocated" * c.colocated)
 
     def note(self) -> str:
-        """What to expect of the command's run if it is not the strategy's pass."""
+        """The result to expect of the command's run if it is not the strategy's pass."""
         whole = max(1, round(self.iterations))
         timed = self.case.batches and not self.devices
         by_speed = "its times are for gradients of each worker's own batch" if timed else ""

@@ -146,7 +146,7 @@ def _rounds(size: int, times: int, transport: str) -> float:
 
 def link(small: float, large: float, nbytes: int) -> tuple[float, float]:
     """Latency [s] and bandwidth [bytes/s] from the round trips of an empty message and one of `nbytes`, which
-    may be equally long on a busy machine."""
+    may take the same time on a busy machine."""
     return small / 2, 2 * nbytes / (large - min(small, large / 2))
 
 

@@ -62,7 +62,7 @@ class Attempts:
         self.run: Run | None = None  # all attempts so far, as one
 
     def halted(self, halted: Halted) -> None:
-        """Prepare the attempt after a halted one, or fail if nobody can continue."""
+        """Prepare the attempt after a halted one, or fail if no node can continue."""
         names = [self.next.names[node] for node in halted.dead]
         more = iterations(halted)
         self._check(halted, names, more)
@@ -75,7 +75,7 @@ class Attempts:
                                          for new, old in self.next.names.items()))
 
     def _check(self, halted: Halted, names: Sequence[str], more: int) -> None:
-        """Fail if nobody is left, nobody has the parameters, or a node dies again and again."""
+        """Fail if no node is left, no node has the parameters, or a node dies again and again."""
         if any(self.role[name] == "server" for name in names):
             why = "the parameters died with it, so nobody can continue"
         elif not living(halted) and (self.on_death == "shrink" or "server" not in self.role.values()):

@@ -24,7 +24,7 @@ class Architecture(NamedTuple):
     nested: Mapping[str, Any] = {}  #: options that differ where hosts have several devices
 
     def fields(self, workers: int) -> dict[str, Any]:
-        """Fields of the machine for so many workers."""
+        """Fields of the machine for this many workers."""
         if self.devices:
             return {"hosts": f"1x{workers}", "inside": INSIDE}
         return {"colocated": True} if self.colocated else {}
@@ -40,7 +40,7 @@ ARCHITECTURES = {
     "parameter-server": Architecture("bsp", {"servers": 1}, "a server on a host of its own"),
     "parameter-server-extra-worker": Architecture(
         "bsp", {"servers": 1}, "a server on a host of its own, and a worker more than --workers", extra=1),
-    "parameter-server-collocated": Architecture("bsp", {"servers": 1}, "the server beside a worker", True),
+    "parameter-server-collocated": Architecture("bsp", {"servers": 1}, "the server on a worker's host", True),
     "replicated": Architecture(
         "allreduce", {"collective": "tree"}, "workers are devices of one host and sum over its inside links",
         devices=True),

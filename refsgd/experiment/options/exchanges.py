@@ -99,7 +99,7 @@ def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Pr
             raise Usage(f"overlap both with {name}: its workers do not wait for the answer to a push; "
                         "expected overlap backward" + ", or refresh fresh" * (name == "ssp"))
     if said.keys() - {"compress", "feedback"} and problem.layers is None:
-        raise Usage(f"{', '.join(said)} with a problem that says nothing of its layers; expected one with "
+        raise Usage(f"{', '.join(said)} with a problem that does not declare its layers; expected one with "
                     "layers=..., see refsgd.problems.layers")
     if exchange.layout == "equal":
         for option in ("balance", "priority"):

@@ -32,7 +32,7 @@ def portioned(function: Callable[..., Deployment]) -> bool:
 
 def replicas(function: Callable[..., Deployment], workers: int, options: Mapping[str, Any]) -> int:
     """How many shares of each step's examples there are: one for each worker, or one for all stages of a
-    pipeline together, or for all who compute portions."""
+    pipeline together, or for all workers that compute portions."""
     if portioned(function):
         return min(workers, 1)
     if not staged(function, options):
@@ -61,6 +61,6 @@ def plan(function: Callable[..., Deployment], options: Mapping[str, Any], proble
 
 
 def largest(problem: Problem, examples: int) -> int:
-    """Bytes of the largest activations of so many examples."""
+    """Bytes of the largest activations of this many examples."""
     return max((int(block.nbytes) for block in problem.chain.blocks), default=0) * examples if (
         problem.chain) else 0

@@ -1,4 +1,5 @@
-"""The update rule of a run: its kind, its rate as a function of updates, and who takes which option of it."""
+"""The update rule of a run: its kind, its rate as a function of updates, and which algorithm takes which of
+its options."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def check(training: Training, name: str, options: Mapping[str, Any], problem: Pr
         served = not name or "servers" in inspect.signature(CATALOGUE[name]).parameters
         why = NOT_LARS.get(name, "")
         if not why and problem.layers is None:
-            why, expected = "the problem says nothing of its layers", "layers=..., see refsgd.problems.layers"
+            why = "the problem does not declare its layers"
+            expected = "layers=..., see refsgd.problems.layers"
         elif served and (training.servers > 1 or training.layout != "equal") and training.layout != "layers":
             why, expected = "servers whose parts cut through layers", "layout layers, or one server"
     if why and rule != "sgd":

@@ -86,7 +86,8 @@ class Dataset:
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
             if len(images) != len(labels):
                 raise DataError(
-                    f"{self.name}: {len(images)} {part} images, {len(labels)} labels, expected equally many")
+                    f"{self.name}: {len(images)} {part} images, {len(labels)} labels, "
+                    "expected the same number")
             bad = ~np.isfinite(images).all(axis=(1, 2, 3))
             if bad.any():
                 raise DataError(

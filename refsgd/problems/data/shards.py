@@ -38,9 +38,9 @@ class Shards:
     labels : integers, shape (N,), optional
         Needed if ``by_label``.
     by_label : bool
-        Sort the images by label and give each worker one contiguous shard, shuffled anew each epoch: workers
-        then see different classes, and their gradients differ as badly as they can.  Shards are as large as
-        batches are, in proportion, so that all end their epochs together.
+        Sort the images by label and give each worker one contiguous shard, shuffled again in each epoch:
+        workers then see different classes, and their gradients differ as badly as they can.  Shards are as
+        large as batches are, in proportion, so that all end their epochs together.
 
     Raises
     ------

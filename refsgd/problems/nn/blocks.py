@@ -87,7 +87,7 @@ class _Passes:
         return g, d
 
     def held(self, images: int) -> int:
-        """Bytes that the passes of so many images keep: all of them are computed at once."""
+        """Bytes that the passes of this many images keep: all of them are computed at once."""
         if not reference.has_kernels():
             return 2 * images * sum(4 * prod(leaf.output_shape) for leaf in self.leaves)
         plan = self._plan()

@@ -42,7 +42,7 @@ class Room:
         self.data = zeros(0)
 
     def allocate(self, images: int) -> Array:
-        """Its memory, anew if there is not enough."""
+        """Its memory, allocated again if there is not enough."""
         if self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
         return self.data
@@ -126,7 +126,7 @@ class Buffer:
 
 
 def held(buffers: Iterable[Buffer], images: int) -> int:
-    """Bytes of the fields of so many images that training writes to, each counted once."""
+    """Bytes of the fields of this many images that training writes to, each counted once."""
     fields = [each for b in buffers for each in (b.value, *([b.gradient] if b.wanted else []))]
     return 4 * images * sum(each.floats for each in {id(each): each for each in fields}.values()
                             if each.of is None)

@@ -232,7 +232,7 @@ class Plan:
         self.capacity = images
 
     def held(self, images: int) -> int:
-        """Bytes of activations, their gradients and scratch for a gradient of so many images."""
+        """Bytes of activations, their gradients and scratch for a gradient of this many images."""
         return held(self.buffers, min(images, self.chunk or images)) + self.scratch.nbytes
 
     def forward(self, images: Array, frame: Frame) -> None:

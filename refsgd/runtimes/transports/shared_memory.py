@@ -61,7 +61,7 @@ class Segment:
         return Rings(self, process)
 
     def forked(self) -> None:
-        """All processes have been started: nothing to give back yet."""
+        """All processes have been started: there is nothing to release yet."""
 
     def close(self) -> None:
         """Release memory and wake-ups; in the launcher, once no process uses them any more."""

@@ -173,7 +173,7 @@ class Outgoing:
         return self.flush()
 
     def clear(self) -> None:
-        """Drop the queue: nobody will read it."""
+        """Drop the queue: it will not be read."""
         self._waiting.clear()
         self.nbytes = 0
 

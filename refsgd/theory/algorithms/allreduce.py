@@ -155,7 +155,7 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
     n, mean, slowest = c.workers, iteration.mean_time(c.times), mean_of_maximum(c.times)
     if replace(c, plan=None).placed:
         raise Uncovered("no formula follows the messages of buckets or codecs over links that several nodes "
-                        "share: they are simulated and measured only")
+                        "share: they can only be simulated or measured")
     took, sent = list[float](), 0.0
     for part in plan.parts:
         sums = [collective(replace(c, nbytes=int(size), plan=None), name) for size in part.sums] or [

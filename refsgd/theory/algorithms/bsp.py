@@ -12,7 +12,7 @@ MANY = 256  # pushes of an iteration, beyond which workers are taken to stay in 
 
 
 def bsp(c: Setting) -> Figures:
-    """BSP: all workers push, the slowest one decides, all receive an answer."""
+    """BSP: all workers push, the slowest sets the pace, all receive an answer."""
     half, rotated = c.one_link, c.machine.colocated and c.servers == c.workers
     if c.placed and not (half and c.alone) and not (rotated and not c.shared and _in_step(c)):
         path = queues.bulk(c.times, c.links, c.steps, rotated)

@@ -18,7 +18,7 @@ INSIDE = {"bsp": bsp, "ssp": ssp, "asp": asp}
 
 
 def approximate(c: Setting) -> Figures:
-    """Data centres with equal shares of the workers; the slowest centre decides.
+    """Data centres with equal shares of the workers; the slowest centre sets the pace.
 
     Traffic between them also occupies the servers' links and may delay workers, so the times of a single
     centre are then lower bounds.

@@ -67,8 +67,8 @@ def _age(c: Setting, path: queues.Path) -> Prediction:
 def downpour(c: Setting) -> Figures:
     """Downpour: pushes at t = 0, n_push, 2 n_push, ... and at the end, fetches at t = 0, n_fetch, ..."""
     if int(c.options.get("stages", 1)) > 1:
-        raise Uncovered("no formula follows the stages of a replica that push and fetch by themselves: they "
-                        "are simulated and measured only")
+        raise Uncovered("no formula follows the stages of a replica that push and fetch by themselves: this "
+                        "can only be simulated or measured")
     push, fetch = (check_count(name, int(c.options.get(name, 1))) for name in ("push_every", "fetch_every"))
     step = lone(c, fetch, 1 / push if math.gcd(fetch, push) == 1 else 0.0)
     pushes, fetches = -(-c.steps // push) + ((c.steps - 1) % push > 0), -(-c.steps // fetch)

@@ -50,7 +50,7 @@ class Network:
         check_time("latency", self.latency)
 
     def over(self, workers: int) -> Ways:
-        """The ways of the messages of this many workers."""
+        """The paths of the messages of this many workers."""
         return self.ways or in_step(workers, self.servers, self.transfer, self.latency, self.near)
 
 

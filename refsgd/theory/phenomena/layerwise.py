@@ -177,8 +177,8 @@ def of(rule: type[Fresh], network: Network) -> type[Any]:
     if network.plan is None or (rule.asking and network.plan.simple):
         return rule
     if rule.asking:
-        raise Uncovered("no formula knows workers that overlap, or pay for a codec, and do not wait for the "
-                        "answer to a push: they are simulated and measured only")
+        raise Uncovered("no formula covers workers that overlap, or pay for a codec, and do not wait for "
+                        "the answer to a push: they can only be simulated or measured")
     return type(f"ByLayer{rule.__name__}", (ByLayer, rule), {})
 
 

@@ -27,7 +27,7 @@ def worker(parameters: int, activations_per_image: float, batch: int, *, optimis
            working: float = 0.0) -> Prediction:
     """Bytes of a worker: parameters, gradient, optimiser state, batch x activations, exchange buffers.
 
-    `working` counts the vectors that an update or a sum creates beside them, as every function does that
+    `working` counts the vectors that an update or a sum creates in addition, as every function does that
     returns a new array instead of changing one.
     """
     d, b = check_count("parameters", parameters, 0), check_count("batch", batch, 0)
@@ -69,7 +69,7 @@ def zero(parameters: int, workers: int, stage: int, largest_layer: int, *, optim
          itemsize: int = 4) -> Prediction:
     """Bytes of the fullest peer of ZeRO without activations; what is divided is divided by n.
 
-    In stages 2 and 3 two vectors of one layer come on top: its gradient and the sum that arrives, or its
+    Stages 2 and 3 also hold two vectors of one layer: its gradient and the sum that arrives, or its
     parameters and its gradient.
     """
     d, n = check_count("parameters", parameters, 0), check_count("workers", workers)

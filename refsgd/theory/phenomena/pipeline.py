@@ -71,7 +71,7 @@ class Pipeline(NamedTuple):
 
     @property
     def replicas(self) -> int:
-        """How many pipelines there are beside each other."""
+        """How many pipelines run side by side."""
         return len(self.examples)
 
     def parts(self, r: int, t: int, micro: int = 1) -> list[tuple[float, int]]:
@@ -108,7 +108,7 @@ def bubble(micro_batches: int, stages: int, chunks: int = 1) -> Prediction:
 
 
 def forward(p: Pipeline, i: int, chunk: int, time: float, size: int) -> Script:
-    """A forward pass of so many seconds through a chunk on node i, with what it receives and sends."""
+    """A forward pass that takes `time` through a chunk on node i, with its messages."""
     n, (k, r) = p.replicas, divmod(i, p.replicas)
     stage = chunk * p.depth + k
     if stage > 0:

@@ -7,8 +7,8 @@ take c seconds on a link and r seconds to add, and alpha be the latency.  Then
     start_i = max(t_i, o_i),   o_i = start_i + c,
     e_i = max(start_{i-1} + alpha, e_i) + c,   t_i = max(t_i, e_i) [+ r]
 
-2 (n-1) times in an exchange.  A late rank delays only the ranks that wait for it, and early ones send
-meanwhile, so this takes less than E[max T] + exchange, the time of ranks that start together.
+2 (n-1) times in an exchange.  A late rank delays only the ranks that wait for it, and early ones send in the
+meantime, so this takes less than E[max T] + exchange, the time of ranks that start together.
 
 References
 ----------

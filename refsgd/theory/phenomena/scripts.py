@@ -1,8 +1,8 @@
 """Peers that compute, send and wait for each other in a fixed order, on links that several of them share.
 
 A step of a script is work, a message to another peer, or a wait for another peer's next message.  Times
-decide only how long peers wait, not for whom, so the times follow a recursion of max and plus.  Links serve
-messages in order of arrival (`refsgd.theory.phenomena.ways`).
+decide only how long peers wait, not for which peer, so the times follow a recursion of max and plus.  Links
+serve messages in order of arrival (`refsgd.theory.phenomena.ways`).
 
 References
 ----------
@@ -103,7 +103,7 @@ Exchange = Callable[[int, int], Iterable[Step]]  # by peer and round
 
 def wired(machine: Machine, n: int, pairs: Iterable[tuple[int, int]]) -> tuple[
         int, Callable[[int, int, float], Way], float]:
-    """The number of links, the way of a message between `pairs` of n peers, and the events that it takes."""
+    """The number of links, the path of a message between `pairs` of n peers, and the events that it takes."""
     network = Network.of(machine, n)
     found = {(f"worker{i}", f"worker{j}"): network.way(f"worker{i}", f"worker{j}") for i, j in pairs}
     meets = meeting(found)

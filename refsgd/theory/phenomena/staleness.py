@@ -29,7 +29,8 @@ SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"
 
 
 def match_boxes(steps: int) -> float:
-    """C(2N, N) / 4^N: what one of two equal Poisson processes lacks when the other has N (mean), over 2N.
+    """C(2N, N) / 4^N: the mean number of events by which one of two equal Poisson processes is behind when
+    the other has N, over 2N.
 
     >>> round(match_boxes(1), 9), round(match_boxes(90), 4)
     (0.5, 0.0594)

@@ -33,7 +33,7 @@ PUSH, REQUEST, ANSWER = range(3)  #: kinds of messages, whose queueing is counte
 
 
 class Part(NamedTuple):
-    """One link of a message's way."""
+    """One link of a message's path."""
 
     link: int
     busy: float  #: seconds that the link is busy
@@ -108,7 +108,7 @@ class Agenda:
 
 
 class Urgent(Agenda):
-    """The first link of each way serves the lowest part first, without interrupting a message."""
+    """The first link of each path serves the lowest part first, without interrupting a message."""
 
     def __init__(self, links: int) -> None:
         super().__init__(links)
@@ -138,7 +138,7 @@ class Urgent(Agenda):
 
 @dataclass(frozen=True)
 class Ways:
-    """The ways between n workers and K servers, with ranks from 0 to n+K-1."""
+    """The paths between n workers and K servers, with ranks from 0 to n+K-1."""
 
     links: int
     pushes: Sequence[Sequence[tuple[int, Way]]]  #: by worker, in the order in which it sends to servers
@@ -163,10 +163,10 @@ class Ways:
 
     @functools.cached_property
     def timed(self) -> Ways:
-        """The same ways, for messages that include requests.
+        """The same paths, for messages that include requests.
 
-        Requests take no time on a link, so that several which have waited for it reach the next one at the
-        same time, where they are ordered by rank: each head is an event.
+        Requests take no time on a link. If several have waited for it, they reach the next link at the same
+        time and are ordered by rank there, so each head is an event.
         """
         asked = {part.link for mine in self.pushes for _, way in mine for part in way}
 
