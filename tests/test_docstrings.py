@@ -32,6 +32,8 @@ NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper"
          "run")
 #: the parts of a problem that users build besides what the packages export
 BUILT = ("Block", "Chain", "LayerByLayer", "Layers")
+#: what describes a cluster
+DESCRIBED = ("Distribution", "Link", "Machine")
 MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
            if m.name != "refsgd.cli.__main__"]
 DOCS = Path(__file__).parents[1] / "docs"
@@ -65,7 +67,7 @@ def deploys(thing):
 def held(name):
     """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
     it, its update rule and its graphs; of collectives and the conformance kit what their packages export; of
-    problems and data what their packages export and what users build."""
+    problems and data what their packages export and what users build; of clusters what users describe."""
     things = dict(defined(importlib.import_module(name)))
     for package in (refsgd.collectives, refsgd.testing):
         if name.startswith(package.__name__):
@@ -73,6 +75,8 @@ def held(name):
     if name.startswith("refsgd.problems.") and not name.startswith("refsgd.problems.nn"):
         exported = {*refsgd.problems.__all__, *refsgd.problems.data.__all__}
         return {own: thing for own, thing in things.items() if own in exported or own in BUILT}
+    if name.startswith("refsgd.cluster."):
+        return {own: thing for own, thing in things.items() if own.split(".")[0] in DESCRIBED}
     whole = not name.startswith("refsgd.algorithms.") or name.endswith(".graphs")
     return {own: thing for own, thing in things.items()
             if whole or deploys(thing) or thing is SGD}

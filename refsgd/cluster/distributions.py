@@ -29,16 +29,7 @@ def _special() -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number that a float can hold; True and False are not.
-
-    Parameters
-    ----------
-    value : object
-
-    Returns
-    -------
-    bool
-    """
+    """Whether a value is a real number that a float can hold; True and False are not."""
     if type(value) is float:  # the usual case; an empirical distribution may have thousands
         return True
     return (isinstance(value, Real) and not isinstance(value, bool)
@@ -280,24 +271,7 @@ class Distribution:
 
 
 def as_distribution(name: str, value: Any) -> Distribution | None:
-    """A distribution from the value of an argument.
-
-    Parameters
-    ----------
-    name : str
-        The argument, for errors.
-    value : Distribution, str, float or None
-        A distribution, its text, or a constant number of seconds.
-
-    Returns
-    -------
-    Distribution or None
-
-    Raises
-    ------
-    ValueError
-        If it is none of these.
-    """
+    """A distribution from the value of an argument: a distribution, its text, or a number of seconds."""
     if value is None or isinstance(value, Distribution):
         return value
     try:

@@ -146,31 +146,18 @@ class _Ways(dict[tuple[str, str], tuple[Hop, ...]]):
 
 
 class Network:
-    """The links that a deployment uses on a machine, and the path of each message.
-
-    Attributes
-    ----------
-    host : dict of str to str
-        The host of each node.
-    hosts : list of str
-        All hosts by number, including those without a node.
-    links : list of str
-        The name of each link, by index; a half-duplex link is listed once.
-    shared : frozenset of int
-        Links of groups, which several hosts use.
-    ways : dict of (str, str) to tuple of Hop
-        The answers of `way`, for callers that need one for every message.
-    """
+    """The links that a deployment uses on a machine, and the path of each message."""
 
     def __init__(self, machine: Machine, deployment: Deployment) -> None:
         self._machine = machine
         try:
-            self.host = machine.place(deployment)
+            self.host = machine.place(deployment)  #: of each node
+            #: all hosts by number, including those without a node
             self.hosts = placement.numbered(machine.hosts, self.host)
             self._group = placement.grouped(machine.groups, self.hosts, self.host)
         except ValueError as error:
             raise ValueError(f"{machine.source}{error}") from None
-        self.links: list[str] = []
+        self.links: list[str] = []  #: names by index; a half-duplex link is listed once
         between = machine.between.duplex
         self._of_host = {host: self._pair(host, "out", "in", between) for host in self.hosts}
         self._of_group: dict[int, tuple[int, int]] = {}
@@ -189,19 +176,7 @@ class Network:
 
     @classmethod
     def of(cls, machine: Machine, workers: int, servers: int | Sequence[int] = 0) -> Network:
-        """The links between some workers and servers, for any algorithm.
-
-        Parameters
-        ----------
-        machine : Machine
-        workers : int
-        servers : int or sequence of int
-            Of several parts at a server, the number of each part's server; they are called as its nodes are.
-
-        Returns
-        -------
-        Network
-        """
+        """The links between some workers and servers, given by their number, or by the server of each part."""
         found: list[tuple[str, Role, int]] = [(f"worker{i}", "worker", i) for i in range(workers)]
         if isinstance(servers, int):
             found += [(f"server{k}", "server", k) for k in range(servers)]
@@ -221,12 +196,7 @@ class Network:
         return bool(self._machine.hosts) or not self.flat
 
     def shared_links(self) -> dict[int, str]:
-        """Names of the links that several nodes or hosts share, by index; empty unless `described`.
-
-        Returns
-        -------
-        dict of int to str
-        """
+        """Names of the links that several nodes or hosts share, by index; empty unless `described`."""
         nodes = Counter(self.host.values())
         of_hosts = {link for host, pair in self._of_host.items() if nodes[host] > 1 for link in pair}
         return {link: self.links[link] for link in sorted(of_hosts | self.shared) if self.described}
@@ -236,30 +206,11 @@ class Network:
 
         A link of unlimited bandwidth is left out, because no message waits for it, unless it is the first,
         which carries the latency.
-
-        Parameters
-        ----------
-        src, to : str
-            Nodes.
-
-        Returns
-        -------
-        tuple of Hop
         """
         return self.ways[src, to]
 
     def wires(self, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], tuple[float, float]]:
-        """Latency and lowest bandwidth of the paths between some nodes; empty for a flat machine.
-
-        Parameters
-        ----------
-        pairs : iterable of (str, str)
-            Senders and receivers.
-
-        Returns
-        -------
-        dict of (str, str) to (float, float)
-        """
+        """Latency and lowest bandwidth of the paths between some nodes; empty for a flat machine."""
         found = {}
         for pair in [] if self.flat else list(pairs):
             way = self.way(*pair)
@@ -268,16 +219,7 @@ class Network:
         return found
 
     def group_of(self, host: str) -> int | None:
-        """The group of a host; None on a machine without groups.
-
-        Parameters
-        ----------
-        host : str
-
-        Returns
-        -------
-        int or None
-        """
+        """The group of a host; None on a machine without groups."""
         return self._group.get(host)
 
     def _pair(self, name: str, outgoing: str, incoming: str, duplex: str) -> tuple[int, int]:
