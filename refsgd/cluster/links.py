@@ -176,7 +176,7 @@ class Network:
 
     @classmethod
     def of(cls, machine: Machine, workers: int, servers: int | Sequence[int] = 0) -> Network:
-        """The links between some workers and servers, given by their number, or by the server of each part."""
+        """The links between some workers and servers, by their number or by each part's server."""
         found: list[tuple[str, Role, int]] = [(f"worker{i}", "worker", i) for i in range(workers)]
         if isinstance(servers, int):
             found += [(f"server{k}", "server", k) for k in range(servers)]

@@ -10,6 +10,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems.shapes import shape_only
+from refsgd.theory.algorithms.ssp import RULES
 from refsgd.theory.phenomena import backup, queues
 from refsgd.theory.phenomena.queues import Network
 from tests.marks import mostly_slow
@@ -31,13 +32,14 @@ def drawn(name, law, n, steps, transfer, update, staleness=3, refresh="fresh", *
     network = Network(1, transfer, 0.002, None if update is None else Distribution("fixed", (update,)))
     laws = [Distribution.parse(law)] * n
     if name == "ssp":
-        return queues.parameter_server(laws, network, staleness, steps, refresh)
+        return queues.path(RULES[refresh], laws, network, steps, staleness)
     if name == "dssp":
-        return queues.granting(laws, network, options["lower"], options["upper"], steps)
+        return queues.path(queues.Granting, laws, network, steps, options["lower"], options["upper"])
     if name == "downpour":
-        return queues.fetching(laws, network, steps, **options)
-    return queues.fetching(laws, network, steps, fetch_every=options["period"], elastic=True,
-                             own=(network.update and [network.update] * n) or ())
+        every = options.get("fetch_every", 1), options.get("push_every", 1)
+        return queues.path(queues.Fetching, laws, network, steps, *every, False, own=[None] * n)
+    return queues.path(queues.Fetching, laws, network, steps, options["period"], 1, True,
+                       own=[network.update] * n)
 
 
 CASES = [("ssp", {"staleness": 1}), ("ssp", {"staleness": 3}), ("ssp", {"staleness": 1, "refresh": "eager"}),
@@ -78,7 +80,8 @@ def test_ties_are_broken_as_links_break_them(latency):
     machine = Machine(compute="fixed(0.02)", latency=latency, bandwidth=8e5)
     seen = perform(prepare("downpour", shape_only(D), workers=5, steps=20, machine=machine),
                    "simulator").trace.seconds
-    path = queues.fetching([Distribution.parse("fixed(0.02)")] * 5, Network(1, 4 * D / 8e5, latency), 20)
+    path = queues.path(queues.Fetching, [Distribution.parse("fixed(0.02)")] * 5,
+                       Network(1, 4 * D / 8e5, latency), 20, 1, 1, False, own=[None] * 5)
     assert path.end.value == pytest.approx(seen, rel=1e-9)
 
 
@@ -144,8 +147,7 @@ def test_backup_workers_that_meet_no_queue_are_those_of_the_events(latency, near
     """The same draws give the same ends; an end of the step that is one push late does not."""
     times = [Distribution.parse(text) for text in ("exponential(0.3)", "lognormal(0.1,0.5)", "uniform(0.1,0.9)")] * 2
     network = Network(1, 0.0, latency, None, near)
-    events = queues.evaluated(times, network, 30, 5, lambda drawn, updates, _: backup.Quorum(
-        network, drawn, updates, 2), seed=7)
+    events = queues.evaluated(backup.Quorum, times, network, 30, 5, 2, seed=7)
     table = queues.sampled(np.random.default_rng(7), times, 5, 30)
     ways = np.array([0.0 if near and i == 0 else latency for i in range(6)])
     assert backup.unhindered(table, ways, 4) == pytest.approx(events, rel=1e-12)

@@ -110,7 +110,7 @@ LAWS, GATES = ["uniform(0.5,1.5)", "exponential(1)", "straggler(1,0.1,6)"], [(3,
                                      *((text, *case) for text, case in zip(LAWS, GATES, strict=True))))
 def test_recursion_for_any_law(text, n, s, latency):
     law, clocks = Distribution.parse(text), 300
-    path = queues.parameter_server([law] * n, Network(latency=latency), s, clocks)
+    path = queues.path(queues.Fresh, [law] * n, Network(latency=latency), clocks, s)
     runs = [gate(law, n, s, clocks, seed, latency) for seed in range(8)]
     mean, error = np.mean([r[0] for r in runs]), np.std([r[0] for r in runs]) / math.sqrt(7)
     assert abs(path.end.value - mean) <= 4.5 * math.hypot(error, path.end.error)
@@ -120,7 +120,7 @@ def test_recursion_for_any_law(text, n, s, latency):
 def test_recursion_meets_the_chain():
     law = Distribution.parse("exponential(1)")
     for n, s in ((2, 0), (4, 1), (6, 3)):
-        pace = queues.parameter_server([law] * n, Network(), s, 600).pace
+        pace = queues.path(queues.Fresh, [law] * n, Network(), 600, s).pace
         assert abs(pace.value - 1 / (1 - ssp.lumped_chain(n, s).blocked)) <= 4.5 * pace.error
 
 
@@ -157,7 +157,7 @@ def test_limits():
     assert step("exponential(1)", 1, 0) == step("exponential(1)", 3, math.inf) == 1.5
     assert step("fixed(1)", 2, 2, speeds=(1, 1 / 3)) == pytest.approx(3.5, rel=0.02)  # the slowest's pace
     fixed = Distribution.parse("fixed(2)")
-    lazy = queues.parameter_server([fixed] * 3, Network(latency=0.05), 3, 400, "lazy")
+    lazy = queues.path(queues.Lazy, [fixed] * 3, Network(latency=0.05), 400, 3)
     assert 1 / 4 <= lazy.refreshes <= 1 / 3 + 0.01
 
 

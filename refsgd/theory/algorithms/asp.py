@@ -74,7 +74,7 @@ def drawn(c: Setting, path: queues.Path, terms: dict[str, float], formula: str, 
 def asp(c: Setting) -> Figures:
     """ASP: each push is applied and answered alone."""
     if c.placed or (c.machine.colocated and c.queues):
-        path = queues.parameter_server(c.times, c.links, math.inf, c.steps)
+        path = queues.path(queues.Fresh, c.times, c.links, c.steps)
         step, run, age = drawn(c, path, shares_of(c, path), *DRAWN, faithful=c.clear)
     else:
         step = server.asp(c.times, **c.network)
@@ -101,7 +101,7 @@ def softsync(c: Setting, default: int | None = 1) -> Figures:
         raise DomainError(f"splitting {splitting} of {c.workers} workers; softsync assumes at most n")
     size, update = c.workers // splitting, c.machine.update
     if c.placed:
-        path = queues.batched(c.times, c.links, c.steps, size)
+        path = queues.path(queues.Batched, c.times, c.links, c.steps, size)
         step, run, age = drawn(c, path, shares_of(c, path), *DRAWN, faithful=True)
         out = figures(c, step, run, -(-c.workers * c.steps // size), c.workers * (c.pushed + c.nbytes),
                       {"staleness_mean": age}, unbounded(c))

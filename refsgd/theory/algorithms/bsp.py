@@ -15,7 +15,7 @@ def bsp(c: Setting) -> Figures:
     """BSP: all workers push, the slowest sets the pace, all receive an answer."""
     half, rotated = c.one_link, c.machine.colocated and c.servers == c.workers
     if c.placed and not (half and c.alone) and not (rotated and not c.shared and _in_step(c)):
-        path = queues.bulk(c.times, c.links, c.steps, rotated)
+        path = queues.path(queues.Bulk, c.times, c.links, c.steps, rotated)
         step, run, _ = drawn(c, path, shares_of(c, path), *DRAWN, faithful=True)
         return _figures(c, step, run)
     step = iteration.bsp(c.times, **c.network)

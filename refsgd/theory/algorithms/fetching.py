@@ -75,7 +75,8 @@ def downpour(c: Setting) -> Figures:
     if push == fetch == 1 and not _busy(c):
         age = replace(staleness.asp_run(c.times, c.steps, c.exchanges), kind="approximation")
     else:
-        path = queues.fetching(c.times, c.links, c.steps, fetch_every=fetch, push_every=push)
+        path = queues.path(queues.Fetching, c.times, c.links, c.steps, fetch, push, False,
+                           own=[None] * c.workers)
         age = _age(c, path)
     if _busy(c):
         step, run, _ = _fetched(c, step, path)
@@ -94,7 +95,8 @@ def easgd(c: Setting) -> Figures:
     h, own = check_count("period", int(c.options.get("period", 4))), math.fsum(c.own) / c.workers
     sync = c.options.get("mode") == "sync"
     updates = [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
-    path = queues.fetching(c.times, c.links, c.steps, fetch_every=h, elastic=True, together=sync, own=updates)
+    rule = queues.Centred if sync else queues.Fetching
+    path = queues.path(rule, c.times, c.links, c.steps, h, 1, True, own=updates)
     step, exchanges = lone(c, h), -(-c.steps // h)
     step = replace(step, value=step.value + own,
                    terms={**step.terms, "update": step.terms["update"] + own, "own update": own})

@@ -11,12 +11,14 @@ from refsgd.theory.phenomena import ssp as slack
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures, weaker
 
+RULES = {"fresh": queues.Fresh, "lazy": queues.Lazy, "eager": queues.Eager}
+
 
 def ssp(c: Setting) -> Figures:
     """SSP: waits like BSP for s = 0, like ASP for s = infinity or equal fixed times."""
     s = slack.check_slack(c.options.get("staleness", 3))
     refresh = str(c.options.get("refresh", "fresh"))
-    if refresh not in ("fresh", "lazy", "eager"):
+    if refresh not in RULES:
         raise DomainError(f"refresh {refresh!r}; expected fresh, lazy or eager")
     if refresh == "fresh" and (c.workers == 1 or (c.alike and (math.isinf(s) or (c.tied and s >= 1)))):
         out = asp(c)
@@ -44,7 +46,7 @@ def _bulk(c: Setting) -> Figures:
 def _gated(c: Setting, s: float, refresh: str) -> Figures:
     """Bound and queues, evaluated together; the mean iteration in closed form where there is one."""
     links = c.links if refresh == "fresh" else c.network_of(False)
-    path = queues.parameter_server(c.times, links, s, c.steps, refresh)
+    path = queues.path(RULES[refresh], c.times, links, c.steps, s)
     paid = {"fresh": 1.0, "lazy": path.refreshes, "eager": 0.0}[refresh]
     lower = 0.0
     if refresh == "fresh" and not (c.placed or c.machine.colocated):
@@ -84,7 +86,7 @@ def dssp(c: Setting) -> Figures:
         raise DomainError(f"lower {low}, upper {high}; dynamic SSP assumes 0 <= lower <= upper")
     if c.workers == 1 or (c.alike and c.tied and low >= 1):
         return ssp(c.with_options(staleness=high, refresh="fresh"))
-    path = queues.granting(c.times, c.links, low, high, c.steps)
+    path = queues.path(queues.Granting, c.times, c.links, c.steps, low, high)
     step, run, age = drawn(c, path, shares_of(c, path),
                            "closed network of links with granted clocks, by Monte Carlo",
                            "Zhao et al. 2019: the grants; Lindley 1952: the queues",

@@ -147,8 +147,7 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
         latency = np.array([0.0 if network.near and i == 0 else network.latency for i in range(n)])
         rows = unhindered(queues.sampled(np.random.default_rng(SEED), times, replicas, seen), latency, n - k)
     else:
-        rows = queues.evaluated(times, network, seen, replicas,
-                                lambda drawn, updates, _: Quorum(network, drawn, updates, k), seed=SEED)
+        rows = queues.evaluated(Quorum, times, network, seen, replicas, k, seed=SEED)
     pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
     return Steps(pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps))
 

@@ -26,9 +26,10 @@ Zhao et al., "Dynamic stale synchronous parallel distributed training for deep l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,6 @@ from refsgd.theory.phenomena import layerwise
 from refsgd.theory.phenomena.gate import HEAVIEST, Server, Table, too_many
 from refsgd.theory.phenomena.gate import Fresh as Fresh
 from refsgd.theory.phenomena.gate import Network as Network
-from refsgd.theory.phenomena.ssp import check_slack
 
 MESSAGES = 6_000  # of one replica, at most; a longer run is continued at its pace
 DRAWS = 60_000  # compute times drawn for all replicas
@@ -211,8 +211,8 @@ class Fetching(Fresh):
 
     asking = 1
 
-    def __init__(self, network: Network, times: Table, updates: Iterator[float], own: Table, fetch_every: int,
-                 push_every: int, elastic: bool) -> None:
+    def __init__(self, network: Network, times: Table, updates: Iterator[float], fetch_every: int,
+                 push_every: int, elastic: bool, own: Table) -> None:
         steps = range(len(times[0]))
         self.own, self.fetch_every, self.elastic = own, fetch_every, elastic
         self.pushes = [not elastic and (t % push_every == 0 or t == steps[-1]) for t in steps]
@@ -291,9 +291,6 @@ class Centred(Fetching):
             server.waiting = []
 
 
-Make = Callable[[Table, Iterator[float], Table], Fresh]
-
-
 def sampled(rng: np.random.Generator, times: Sequence[Distribution | None], replicas: int,
             clocks: int) -> Values:
     """Drawn times, (replicas, workers, clocks); zeros for None."""
@@ -302,17 +299,17 @@ def sampled(rng: np.random.Generator, times: Sequence[Distribution | None], repl
                      for time in times], axis=1)
 
 
-def evaluated(times: Sequence[Distribution], network: Network, clocks: int, replicas: int, make: Make,
-               own: Sequence[Distribution | None] = (), seed: int = 1983) -> Values:
+def evaluated(rule: type[Any], times: Sequence[Distribution], network: Network, clocks: int, replicas: int,
+              *args: Any, own: Sequence[Distribution | None] = (), seed: int = 1983) -> Values:
     """The summaries of independent evaluations, (replicas, metrics)."""
     rng, update = np.random.default_rng(seed), network.update
     count = len(times) * clocks * (len(network.ways.answers) if network.ways else 1)
-    table = sampled(rng, times, replicas, clocks)
-    after = sampled(rng, own, replicas, clocks) if any(own) else np.zeros_like(table)
+    tables = [sampled(rng, each, replicas, clocks) for each in (times, own) if each]
     rows = []
     for r in range(replicas):
         updates = repeat(0.0) if update is None else iter(update.sample(rng, count).tolist())
-        run = make(table[r].tolist(), updates, after[r].tolist())
+        drawn, *after = (table[r].tolist() for table in tables)
+        run = rule(network, drawn, updates, *args, *after)
         run.run()
         rows.append(run.summary())
     return np.array(rows)
@@ -331,43 +328,6 @@ class Path:
     whole: bool  #: whether fixed times were evaluated to the end
 
 
-def parameter_server(times: Sequence[Distribution], network: Network, staleness: float, steps: int,
-                     refresh: str = "fresh") -> Path:
-    """SSP(s) through queues, or ASP if s is infinite; all servers of a flat machine act in the same order."""
-    s, rules = check_slack(staleness), {"fresh": Fresh, "lazy": Lazy, "eager": Eager}
-    rule = layerwise.of(rules[refresh], network)
-    return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, s))
-
-
-def bulk(times: Sequence[Distribution], network: Network, steps: int, rotated: bool) -> Path:
-    """BSP through queues."""
-    rule = layerwise.of(Bulk, network)
-    return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, rotated))
-
-
-def batched(times: Sequence[Distribution], network: Network, steps: int, size: int) -> Path:
-    """Softsync through queues, with one update for `size` gradients."""
-    rule = layerwise.of(Batched, network)
-    return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, size))
-
-
-def granting(times: Sequence[Distribution], network: Network, lower: int, upper: int, steps: int) -> Path:
-    """Dynamic SSP through queues."""
-    low, high = check_count("lower", lower, 0), check_count("upper", upper, 0)
-    rule = layerwise.of(Granting, network)
-    return _path(times, network, steps, lambda drawn, updates, _: rule(network, drawn, updates, low, high))
-
-
-def fetching(times: Sequence[Distribution], network: Network, steps: int, *, fetch_every: int = 1,
-             push_every: int = 1, elastic: bool = False, together: bool = False,
-             own: Sequence[Distribution | None] = ()) -> Path:
-    """Downpour, or EASGD if `elastic`, through queues; `together`: synchronous; `own`: workers' updates."""
-    f, p = check_count("fetch_every", fetch_every), check_count("push_every", push_every)
-    rule = layerwise.of(Centred if together else Fetching, network)
-    return _path(times, network, steps,
-                 lambda drawn, updates, after: rule(network, drawn, updates, after, f, p, elastic), own)
-
-
 def weight_of(network: Network, workers: int, random: bool) -> int:
     """Workers x (events of an iteration / those on a flat machine); Uncovered if too many."""
     weight = workers * network.ways.weight if network.ways else workers
@@ -377,10 +337,14 @@ def weight_of(network: Network, workers: int, random: bool) -> int:
     return weight
 
 
-def _path(times: Sequence[Distribution], network: Network, steps: int, make: Make,
-          own: Sequence[Distribution | None] = ()) -> Path:
-    """Means of the run; the pace is that of a longer run if this one is too short."""
-    n = check_count("workers", len(times))
+def path(rule: type[Fresh], times: Sequence[Distribution], network: Network, steps: int, *args: Any,
+         own: Sequence[Distribution | None] = ()) -> Path:
+    """Means of a run by a servers' rule with these arguments; `own`: times of workers' own updates.
+
+    The pace is that of a longer run if this one is too short.  On a flat machine, all servers act in the same
+    order and are evaluated as one.
+    """
+    n, rule = check_count("workers", len(times)), layerwise.of(rule, network)
     check_count("steps", steps)
     check_width(n)
     every = [check_distribution("compute", t) for t in (*times, network.update, *own) if t is not None]
@@ -390,7 +354,7 @@ def _path(times: Sequence[Distribution], network: Network, steps: int, make: Mak
     def means(clocks: int) -> Values:
         least = 4 if weight <= 500 else 3
         replicas = max(least, min(256, DRAWS // (weight * clocks))) if random else 1
-        return evaluated(times, network, clocks, replicas, make, own)
+        return evaluated(rule, times, network, clocks, replicas, *args, own=own)
 
     fewest, followed = (LEAST, PACE) if weight <= MANY else (LEAST // 2, PACE // 2)
     if network.plan and weight > 2 * MANY:
