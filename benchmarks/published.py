@@ -115,9 +115,11 @@ def served(link: str, batch: int, nodes: int, duplex: str) -> float:
     """Seconds per batch of training through one colocated server: links full or half duplex, or a barrier
     (serial).
     """
-    time = Distribution("fixed", (ALONE["F+B", link, batch],))
-    return iteration.bsp_duplex([time] * nodes, duplex, transfer=RESNET50 / LINKS[link],
-                                colocated=True).value / nodes
+    one, w = ALONE["F+B", link, batch], RESNET50 / LINKS[link]
+    if duplex == "serial":
+        return (one + 2 * (nodes - 1) * w) / nodes
+    return iteration.bsp([Distribution("fixed", (one,))] * nodes, transfer=w, colocated=True,
+                         duplex=duplex).value / nodes
 
 
 def ceiling(duplex: str, batch: int = 32, nodes: int = 10_000) -> float:
@@ -167,7 +169,7 @@ def implemented(pass_: str, link: str, batch: int, nodes: int, slow: float | Non
     if pass_ == "F":
         return (last * one + (nodes - 1) * w) / nodes
     times = [Distribution("fixed", (one,))] * (nodes - 1) + [Distribution("fixed", (last * one,))]
-    return iteration.bsp_duplex(times, "half", transfer=w, colocated=True).value / nodes
+    return iteration.bsp(times, transfer=w, colocated=True, duplex="half").value / nodes
 
 
 def overlapped(batch: int, nodes: int) -> float:

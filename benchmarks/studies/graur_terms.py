@@ -84,8 +84,8 @@ def congested(nodes: int, batch: int, k: float | None = None) -> float:
     w = published.RESNET50 / published.LINKS["Ethernet"]
 
     def step(n: int, b: int) -> float:
-        return iteration.bsp_duplex([Distribution("fixed", (published.alone("F+B", b),))] * n, "full", transfer=w,
-                                    colocated=True).value
+        return iteration.bsp([Distribution("fixed", (published.alone("F+B", b),))] * n, transfer=w,
+                             colocated=True).value
 
     if k is None:
         k = (40 * 256 / IMAGES4[Key(SERVER, "F+B", "Ethernet", 40, 256)] - step(40, 256)) / (39**2 * w)

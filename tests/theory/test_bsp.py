@@ -112,7 +112,7 @@ def test_bounds_hold(n, k, w, alpha, law):
 @pytest.mark.parametrize("t", [0.1, 1.0, 4.0])
 def test_half_duplex(n, t):
     w, alpha = 0.3, 0.02
-    step = iteration.bsp_duplex([Distribution("fixed", (t,))] * n, "half", transfer=w, latency=alpha)
+    step = iteration.bsp([Distribution("fixed", (t,))] * n, transfer=w, latency=alpha, duplex="half")
     runs = [simulated(lambda i, _: t, n, 1, w, alpha, 0.0, steps, half=True) for steps in (20, 21)]
     assert step.kind == "exact" and step.value == pytest.approx(runs[1] - runs[0], rel=1e-9)
 
@@ -122,7 +122,7 @@ def test_half_duplex_at_random_times(w):
     """Every answer is on the link before the first push: exact for any law; a link that interleaves them
     would be faster."""
     n, steps, law = 4, 40, Distribution.parse("gamma(1,2)")
-    step = iteration.bsp_duplex([law] * n, "half", transfer=w, latency=0.02)
+    step = iteration.bsp([law] * n, transfer=w, latency=0.02, duplex="half")
     runs = [(simulated(drawn(law, n, steps, seed), n, 1, w, 0.02, 0.0, steps, half=True)
              - simulated(drawn(law, n, steps, seed), n, 1, w, 0.02, 0.0, 1, half=True)) / (steps - 1)
              for seed in range(60)]
@@ -134,14 +134,10 @@ def test_half_duplex_at_random_times(w):
 
 @pytest.mark.parametrize("n", [1, 3, 6])
 def test_serial(n):
-    """With a barrier before computing every iteration is like the first one."""
-    law, w, alpha = Distribution.parse("fixed(1)"), 0.3, 0.02
-    step = iteration.bsp_duplex([law] * n, "serial", transfer=w, latency=alpha, update=0.1)
-    assert step.value == pytest.approx(simulated(lambda i, t: 1.0, n, 1, w, alpha, 0.1, 1), rel=1e-9)
-    random = Distribution.parse("exponential(1)")
-    bound = iteration.bsp_duplex([random] * n, "serial", transfer=w, latency=alpha)
-    firsts = [simulated(drawn(random, n, 1, seed), n, 1, w, alpha, 0.0, 1) for seed in range(300)]
-    assert bound.bound == "upper" and np.mean(firsts) <= bound.value + 4 * np.std(firsts) / math.sqrt(300)
+    """With a barrier before computing every iteration is like the first one: T + 2 latency + u + 2 n w."""
+    w, alpha = 0.3, 0.02
+    assert simulated(lambda i, t: 1.0, n, 1, w, alpha, 0.1, 1) == pytest.approx(1 + 2 * alpha + 0.1 + 2 * n * w,
+                                                                                rel=1e-9)
 
 
 def test_link_models_meet_the_thesis():
@@ -149,13 +145,14 @@ def test_link_models_meet_the_thesis():
     1.64, 2.19 s."""
     w, b = 102e6 / 125e6, 32
     t = 8.8  # seconds of one batch on one node
-    per_batch = [iteration.bsp_duplex([Distribution("fixed", (t,))] * 16, link, transfer=w).value / 16
-                 for link in ("full", "half", "serial")]
-    assert per_batch == pytest.approx([1.42, 1.63, 2.18], abs=0.02)
-    assert 1000 * b / iteration.bsp_duplex([Distribution("fixed", (t,))] * 1000, "full",
-                                           transfer=w).value == pytest.approx(39, rel=0.02)
-    assert 1000 * b / iteration.bsp_duplex([Distribution("fixed", (t,))] * 1000, "half",
-                                           transfer=w).value == pytest.approx(19.6, rel=0.01)
+
+    def step(nodes, duplex):
+        return iteration.bsp([Distribution("fixed", (t,))] * nodes, transfer=w, duplex=duplex).value
+
+    assert [step(16, "full") / 16, step(16, "half") / 16, (t + 2 * 16 * w) / 16] == pytest.approx(
+        [1.42, 1.63, 2.18], abs=0.02)
+    assert 1000 * b / step(1000, "full") == pytest.approx(39, rel=0.02)
+    assert 1000 * b / step(1000, "half") == pytest.approx(19.6, rel=0.01)
 
 
 def test_allreduce_sgd():
@@ -187,7 +184,7 @@ def test_allreduce_sgd():
     (lambda: iteration.bsp([Distribution.parse("fixed(1)")], servers=0), "servers 0"),
     (lambda: iteration.bsp([Distribution.parse("fixed(1)")], transfer=-1.0), "finite time"),
     (lambda: iteration.bsp([Distribution.parse("fixed(1)")], latency=math.nan), "finite time"),
-    (lambda: iteration.bsp_duplex([Distribution.parse("fixed(1)")], "double"), "full, half or serial"),
+    (lambda: iteration.bsp([Distribution.parse("fixed(1)")], duplex="double"), "expected full, or half"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

@@ -18,11 +18,9 @@ def bsp(c: Setting) -> Figures:
         path = queues.path(queues.Bulk, c.times, c.links, c.steps, rotated)
         step, run, _ = drawn(c, path, shares_of(c, path), *DRAWN, faithful=True)
         return _figures(c, step, run)
-    step = iteration.bsp(c.times, **c.network)
-    if half:
-        step = iteration.bsp_duplex(c.times, "half", transfer=c.transfer, latency=c.machine.latency,
-                                    update=c.update, colocated=c.machine.colocated)
-    run = iteration.bsp_run(c.times, c.steps, **c.network, duplex="half" if half else "full")
+    duplex = "half" if half else "full"
+    step = iteration.bsp(c.times, **c.network, duplex=duplex)
+    run = iteration.bsp_run(c.times, c.steps, **c.network, duplex=duplex)
     return _figures(c, step, run)
 
 

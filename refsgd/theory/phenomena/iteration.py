@@ -64,6 +64,14 @@ def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) ->
     return float(solution[0]), float(np.std(residual) / math.sqrt(len(values)))
 
 
+def _drawn(times: Sequence[Distribution]) -> tuple[Values, list[tuple[Values, float]]]:
+    """Drawn times, one row for each iteration (one row if all are fixed), and control variates."""
+    rows = 1 if all(time.family == "fixed" for time in times) else max(SAMPLES // (8 * len(times)), 500)
+    rng = np.random.default_rng(20170)
+    drawn = np.stack([time.sample(rng, rows) for time in times], axis=1)
+    return drawn, [(drawn.max(axis=1), mean_of_maximum(times)), (drawn.mean(axis=1), mean_time(times))]
+
+
 def bsp_barrier(times: Sequence[Distribution], slice_time: float, *, staggered: bool = True, lag: float = 0.0,
                 local: bool = False, least: float = 0.0) -> tuple[float, float]:
     """E max_k [S_(k) + (n-k+1) g] + lag, the time from the first answer to the last push; standard error."""
@@ -73,19 +81,12 @@ def bsp_barrier(times: Sequence[Distribution], slice_time: float, *, staggered: 
         return mean_of_maximum(times), 0.0
     if slice_time == 0 and (lag == 0 or not local):
         return lag + mean_of_maximum(times), 0.0
-    fixed = all(time.family == "fixed" for time in times)
-    rows = 1 if fixed else max(SAMPLES // (8 * n), 500)
-    rng = np.random.default_rng(20170)
-    drawn = np.stack([time.sample(rng, rows) for time in times], axis=1)
+    drawn, controls = _drawn(times)
     offsets = slice_time * np.arange(1, remote + 1) * staggered
     ends = lag + drain(drawn[:, n - remote:] + offsets, slice_time)
     if local:
         ends = np.maximum(ends, drawn[:, 0])
-    ends = np.maximum(ends, least)
-    if fixed:
-        return float(ends[0]), 0.0
-    controls = [(drawn.max(axis=1), mean_of_maximum(times)), (drawn.mean(axis=1), mean_time(times))]
-    return controlled_mean(ends, controls)
+    return controlled_mean(np.maximum(ends, least), controls)
 
 
 def behind(times: Sequence[Distribution], slice_time: float, local: bool = False) -> float:
@@ -96,21 +97,14 @@ def behind(times: Sequence[Distribution], slice_time: float, local: bool = False
     """
     if slice_time == 0:
         return mean_of_maximum(times) - mean_time(times)
-    fixed = all(time.family == "fixed" for time in times)
-    rng = np.random.default_rng(20170)
-    rows = 1 if fixed else max(SAMPLES // (8 * len(times)), 500)
-    drawn = np.stack([time.sample(rng, rows) for time in times], axis=1)
-    starts = drawn + slice_time * np.arange(0 if local else 1, len(times) + (0 if local else 1))
-    last, mean = starts.max(axis=1), starts.mean(axis=1)
-    if fixed:
-        return float(last[0] - mean[0])
-    controls = [(drawn.max(axis=1), mean_of_maximum(times)), (drawn.mean(axis=1), mean_time(times))]
-    return max(controlled_mean(last - mean, controls)[0], 0.0)
+    drawn, controls = _drawn(times)
+    starts = drawn + slice_time * (np.arange(len(times)) + (not local))
+    return max(controlled_mean(starts.max(axis=1) - starts.mean(axis=1), controls)[0], 0.0)
 
 
 def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
-        update: Distribution | None = None, colocated: bool = False) -> Prediction:
-    """Seconds per iteration of BSP through parameter servers, full duplex, index order.
+        update: Distribution | None = None, colocated: bool = False, duplex: str = "full") -> Prediction:
+    """Seconds per iteration of BSP through parameter servers, index order.
 
     Terms: waiting for workers that are still computing is straggling (`behind`); the rest beyond a lone
     exchange and the update is queueing.
@@ -121,58 +115,60 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
     * K = n co-located servers, each worker sending to its own first: E[max T] + 2 latency + u + 2 (n-1)/n w,
       exact for equal fixed T, where all stay in step, otherwise an approximation.
     * 1 < K < n co-located servers, or several servers with random update times: an approximation.
+    * One server, half duplex: with r remote workers, the answers occupy the server's link for r w before it
+      serves pushes.  So an iteration takes u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), exactly;
+      for equal fixed T this is max(T + 2 latency + (r+1) w, 2 r w) + u.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha = check_time("transfer", transfer), check_time("latency", latency)
     u, mean = update_mean(update), mean_time(times)
-    slowest = mean_of_maximum(times)
+    slowest, remote, half = mean_of_maximum(times), n - colocated, duplex == "half"
+    if duplex not in ("full", "half") or (half and k > 1):
+        raise DomainError(f"duplex {duplex!r}, servers {k}; expected full, or half with one server")
     exact = k == 1 or update is None or update.family == "fixed"
     error = 0.0
-    fixed = all(time.family == "fixed" for time in times)
-    if colocated and k == n > 1:
+    if stepped := colocated and k == n > 1:  # all stay in step, and answers come at the same time
         total = slowest + 2 * alpha + u + 2 * (n - 1) / n * w
-        exact = exact and (w == 0 or (fixed and len(set(times)) == 1))
-        formula = "E[max T] + 2 latency + u + 2 (n-1)/n w"
-    elif colocated:
-        barrier, error = bsp_barrier(times, w / k, lag=2 * alpha + w - w / k, local=True)
-        total, exact = barrier + u, exact and k == 1
-        formula = "E max(T_0, 2 latency + max_k [S_(k) + (n-k) w]) + u, S_i = T_i + i w, i = 1..n-1"
+        together = len(set(times)) == 1 and times[0].family == "fixed"
+        exact, formula = exact and (w == 0 or together), "E[max T] + 2 latency + u + 2 (n-1)/n w"
     else:
-        barrier, error = bsp_barrier(times, w / k, lag=2 * alpha + w - w / k)
-        total = barrier + u
+        barrier, error = bsp_barrier(times, w / k, lag=2 * alpha + w - w / k, local=colocated,
+                                     least=2 * remote * w * half)
+        total, exact = barrier + u, exact and (k == 1 or not colocated)
         formula = "2 latency + u + (1 - 1/K) w + E max_k [S_(k) + (n-k+1) w/K], S_i = T_i + i w/K"
-    alone = 0.0 if colocated and n == 1 else 2 * alpha + (1 + 1 / k) * w
-    stepped = colocated and k == n  # all stay in step, and answers come at the same time
-    straggling = min(slowest - mean if stepped else behind(times, w / k, colocated),
+        if half:
+            formula = "u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), S_i = T_i + i w"
+        elif colocated:
+            formula = "E max(T_0, 2 latency + max_k [S_(k) + (n-k) w]) + u, S_i = T_i + i w, i = 1..n-1"
+    straggling = min(slowest - mean if stepped or half else behind(times, w / k, colocated),
                      max(total - mean - u, 0.0))
+    alone = 2 * alpha + (1 + 1 / k) * w if remote else 0.0
     transfer_term = min(alone, max(total - mean - straggling - u, 0.0))
     terms = {"compute E[T]": mean, "straggling": straggling, "transfer": transfer_term, "update": u,
              "queueing": max(total - mean - straggling - u - transfer_term, 0.0), **sampling(error)}
+    told = ("renewal argument", "half duplex; one server") if half else (
+        "renewal argument; Lindley 1952",
+        "independent times; full duplex; slices of equal size; first come first served")
     spread = slowest + 2 * alpha + u + (n / k + 1) * w
     return Prediction(
-        total, "s", kind_of(exact, error), terms, formula, "renewal argument; Lindley 1952",
-        "independent times; full duplex; slices of equal size; first come first served",
-        lower=None if colocated else max(mean + 2 * alpha + u + (n / k + 1) * w,
-                                          slowest + 2 * alpha + u + (1 + 1 / k) * w),
-        upper=None if colocated or not exact else spread)
+        total, "s", kind_of(exact, error), terms, formula, *told,
+        lower=None if colocated or half else max(mean + 2 * alpha + u + (n / k + 1) * w,
+                                                 slowest + 2 * alpha + u + (1 + 1 / k) * w),
+        upper=None if colocated or half or not exact else spread)
 
 
 def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, transfer: float = 0.0,
-            latency: float = 0.0,
-            update: Distribution | None = None, colocated: bool = False, duplex: str = "full") -> Prediction:
+            latency: float = 0.0, update: Distribution | None = None, colocated: bool = False,
+            duplex: str = "full") -> Prediction:
     """Seconds of a BSP run from the common start to the last answer; parameters as in `bsp`.
 
     In the first iteration all start together (S_i = T_i), and the last answer leaves n-1 parts after the
     first one: for fixed T, (n-1) w/K more than `steps` iterations.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
-    check_count("steps", steps, 0)
-    step = bsp(times, servers=servers, transfer=transfer, latency=latency, update=update, colocated=colocated)
-    if duplex == "half":
-        step = bsp_duplex(times, "half", transfer=transfer, latency=latency, update=update_mean(update),
-                          colocated=colocated)
-    if steps == 0:
-        return Prediction(0.0, "s", "exact", {}, "no iteration")
+    check_count("steps", steps)
+    step = bsp(times, servers=servers, transfer=transfer, latency=latency, update=update, colocated=colocated,
+               duplex=duplex)
     w, alpha, u = transfer, latency, update_mean(update)
     if colocated and k == n > 1:
         total = steps * step.value
@@ -186,44 +182,6 @@ def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, tran
              **sampling(steps * step.error)}
     return Prediction(total, "s", step.kind, terms,
                       "first barrier + (steps - 1) iterations + last answers", step.source, step.assumptions)
-
-
-def bsp_duplex(times: Sequence[Distribution], link: str, *, transfer: float = 0.0, latency: float = 0.0,
-               update: float = 0.0, colocated: bool = False) -> Prediction:
-    """Seconds per iteration of BSP with one server on links that carry one direction at a time.
-
-    half: with r remote workers, the answers occupy the server's link for r w before it serves pushes.  So
-    with S_i = T_i + i w an iteration takes u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), exactly,
-    for every distribution; for equal fixed T this is max(T + 2 latency + (r+1) w, 2 r w) + u.
-
-    serial: T + 2 latency + u + 2 r w.  For random T, with E[max T], it is an upper bound, since early workers
-    push while others compute.
-    """
-    n, w = check_count("workers", len(times)), check_time("transfer", transfer)
-    a, u = check_time("latency", latency), check_time("update", update)
-    if link == "full":
-        return bsp(times, transfer=w, latency=a, update=Distribution("fixed", (u,)), colocated=colocated)
-    if link not in ("half", "serial"):
-        raise DomainError(f"link {link!r}; expected full, half or serial")
-    mean, slowest, error, remote = mean_time(times), mean_of_maximum(times), 0.0, n - colocated
-    equal = len(set(times)) == 1 and times[0].family == "fixed"
-    if not remote:
-        value, formula = mean + u, "E[T] + u"
-    elif link == "half":
-        barrier, error = bsp_barrier(times, w, lag=2 * a, local=colocated, least=2 * remote * w)
-        value, formula = (barrier + u,
-                          "u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), S_i = T_i + i w")
-    else:
-        value, formula = slowest + 2 * a + u + 2 * remote * w, "E[max T] + 2 latency + u + 2 r w"
-    exact = equal or link == "half"
-    transfer_term = min(2 * (a + w) * (remote > 0), value - slowest - u)
-    terms = {"compute E[T]": mean, "straggling": slowest - mean, "transfer": transfer_term, "update": u,
-             "queueing": value - slowest - u - transfer_term, **sampling(error)}
-    return Prediction(value, "s", kind_of(True, error) if exact else "bound", terms, formula,
-                      "renewal argument",
-                      f"{link} duplex; one server" if link == "half"
-                      else "a barrier before computing; one server",
-                      bound="" if exact else "upper")
 
 
 def allreduce(times: Sequence[Distribution], exchange: Prediction, update: Distribution | None = None,
