@@ -9,7 +9,7 @@ from fractions import Fraction
 import refsgd
 from refsgd.algorithms.gossip import graphs
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.phenomena import collectives, gossip, memory, pipeline, stability, staleness, stragglers
+from refsgd.theory.phenomena import collectives, gossip, memory, pipeline, staleness, stragglers
 from refsgd.trace import Computed
 
 LINK = refsgd.Machine(compute="fixed(0.02)", latency=0.001, bandwidth=10e6)  # 40 kB take 4 ms
@@ -55,7 +55,7 @@ def q7():
 
 def q8():
     """Largest stable rate of eight workers that take turns."""
-    return (f"{stability.constant_delay(7).value:.3f}",)
+    return (f"{staleness.constant_delay(7).value:.3f}",)
 
 
 def q9():

@@ -139,16 +139,3 @@ def test_without_the_gate_it_would_be_noticed():
     seen = runs("ssp", "gamma(0.02,2)", 5, 50, 0.001, None, 10, staleness=1)
     path = drawn("ssp", "gamma(0.02,2)", 5, 50, 0.001, None, staleness=2)
     assert abs(path.end.value - seen[:, 0].mean()) > 4.5 * math.hypot(path.end.error, seen[:, 0].std() / 3)
-
-
-@pytest.mark.parametrize("near", [False, True])
-@pytest.mark.parametrize("latency", [0.0, 0.002, 0.5])
-def test_backup_workers_that_meet_no_queue_are_those_of_the_events(latency, near):
-    """The same draws give the same ends; an end of the step that is one push late does not."""
-    times = [Distribution.parse(text) for text in ("exponential(0.3)", "lognormal(0.1,0.5)", "uniform(0.1,0.9)")] * 2
-    network = Network(1, 0.0, latency, None, near)
-    events = queues.evaluated(backup.Quorum, times, network, 30, 5, 2, seed=7)
-    table = queues.sampled(np.random.default_rng(7), times, 5, 30)
-    ways = np.array([0.0 if near and i == 0 else latency for i in range(6)])
-    assert backup.unhindered(table, ways, 4) == pytest.approx(events, rel=1e-12)
-    assert backup.unhindered(table, ways, 5) != pytest.approx(events, rel=0.01)

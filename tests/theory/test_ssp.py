@@ -61,36 +61,28 @@ def full_chain(n, s):
 
 @pytest.mark.parametrize("s", [0, 1, 2, 3, 10])
 def test_two_workers(s):
-    """1/(2s+3), exactly; the throughput 2 (2s+2)/(2s+3); mean staleness 1 - 1/(2s+2)."""
-    chain = ssp.lumped_chain(2, s)
-    assert chain.blocked == pytest.approx(1 / (2 * s + 3), rel=1e-12)
-    assert 1 - chain.missed == pytest.approx(1 - 1 / (2 * s + 2), rel=1e-12)
-    assert chain.states == ssp.chain_size(2, s) == s + 2
+    """1/(2s+3), exactly; the throughput 2 (2s+2)/(2s+3)."""
+    assert ssp.blocked_share(2, s) == pytest.approx(1 / (2 * s + 3), rel=1e-12)
+    assert ssp.chain_size(2, s) == s + 2
 
 
 @pytest.mark.parametrize("n,s", [(3, 0), (3, 1), (3, 2), (4, 1)])
 def test_lumping_changes_nothing(n, s):
-    chain = ssp.lumped_chain(n, s)
-    assert chain.blocked == pytest.approx(full_chain(n, s), rel=1e-10)
-    assert chain.states == math.comb(n + s, s + 1)
+    assert ssp.blocked_share(n, s) == pytest.approx(full_chain(n, s), rel=1e-10)
 
 
 def test_slack_zero_is_a_barrier():
-    """Blocked 1 - 1/H_n, and all of a round read together: staleness (n-1)/2."""
+    """Blocked 1 - 1/H_n."""
     for n in (2, 5, 9):
-        chain = ssp.lumped_chain(n, 0)
-        assert chain.blocked == pytest.approx(1 - 1 / sum(1 / k for k in range(1, n + 1)))
-        assert n - 1 - chain.missed == pytest.approx((n - 1) / 2)
+        assert ssp.blocked_share(n, 0) == pytest.approx(1 - 1 / sum(1 / k for k in range(1, n + 1)))
 
 
 @pytest.mark.parametrize("n,s", [(2, 0), (2, 3), (4, 1), (8, 4)])
 def test_the_process_agrees(n, s):
     law, clocks = Distribution.parse("exponential(1)"), 1500
-    chain = ssp.lumped_chain(n, s)
-    seconds, ages, lead = gate(law, n, s, clocks, 1)
+    seconds, _, lead = gate(law, n, s, clocks, 1)
     # 4 standard errors at 1,500 clocks
-    assert seconds / clocks == pytest.approx(1 / (1 - chain.blocked), rel=0.05)
-    assert np.mean(ages) == pytest.approx(n - 1 - chain.missed, rel=0.05)
+    assert seconds / clocks == pytest.approx(1 / (1 - ssp.blocked_share(n, s)), rel=0.05)
     assert lead == s + 1
 
 
@@ -99,7 +91,7 @@ def test_an_off_by_one_gate_is_caught():
     wrong = gate(Distribution.parse("exponential(1)"), 4, 2, 1500, 1,
                  may_start=lambda clock, slowest, s: clock - slowest < s)
     assert wrong[2] != 3
-    assert abs(wrong[0] / 1500 * (1 - ssp.lumped_chain(4, 2).blocked) - 1) > 0.05
+    assert abs(wrong[0] / 1500 * (1 - ssp.blocked_share(4, 2)) - 1) > 0.05
 
 
 LAWS, GATES = ["uniform(0.5,1.5)", "exponential(1)", "straggler(1,0.1,6)"], [(3, 1, 0.0), (5, 2, 0.1), (2, 0, 0.3)]
@@ -121,7 +113,7 @@ def test_recursion_meets_the_chain():
     law = Distribution.parse("exponential(1)")
     for n, s in ((2, 0), (4, 1), (6, 3)):
         pace = queues.path(queues.Fresh, [law] * n, Network(), 600, s).pace
-        assert abs(pace.value - 1 / (1 - ssp.lumped_chain(n, s).blocked)) <= 4.5 * pace.error
+        assert abs(pace.value - 1 / (1 - ssp.blocked_share(n, s))) <= 4.5 * pace.error
 
 
 @given(n=st.integers(1, 5), s=st.integers(0, 3), seed=st.integers(0, 10**6), clocks=st.integers(1, 12))
@@ -141,10 +133,10 @@ def test_the_bound_on_staleness_is_reached():
 @given(n=st.integers(2, 6), s=st.integers(0, 4))
 def test_slack_shortens_the_wait(n, s):
     """Between no bound and the barrier, falling in s and rising in n."""
-    here, more = (1 / (1 - ssp.lumped_chain(n, slack).blocked) for slack in (s, s + 1))
+    here, more = (1 / (1 - ssp.blocked_share(n, slack)) for slack in (s, s + 1))
     harmonic = sum(1 / k for k in range(1, n + 1))
     assert 1 <= more <= here <= harmonic * (1 + 1e-12)
-    assert here <= 1 / (1 - ssp.lumped_chain(n + 1, s).blocked)
+    assert here <= 1 / (1 - ssp.blocked_share(n + 1, s))
 
 
 def test_limits():
@@ -162,9 +154,8 @@ def test_limits():
 
 
 @pytest.mark.parametrize("call,assumption", [
-    (lambda: ssp.lumped_chain(0, 1), "whole number"),
-    (lambda: ssp.lumped_chain(2, -1), "at least 0"),
-    (lambda: ssp.lumped_chain(50, 10), "at most"),
+    (lambda: ssp.blocked_share(0, 1), "whole number"),
+    (lambda: ssp.blocked_share(2, -1), "at least 0"),
     (lambda: ssp.check_slack(math.nan), "at least 0"),
     (lambda: Network(latency=-1.0), "finite time"),
 ])

@@ -116,19 +116,6 @@ def test_a_run_stays_between_0_and_n_minus_1(n, steps, e, texts):
     assert -1e-9 <= p.value <= n - 1 + 1e-9
 
 
-@pytest.mark.parametrize("f", [1, 2, 5])
-def test_downpour(f):
-    n = 4
-    order = asynchronous([Distribution.parse("exponential(1)")] * n, 4000, 3)[:14000]
-    read, pushes, ages = [0] * n, [0] * n, []
-    for version, i in enumerate(order):
-        ages.append(version - read[i])
-        pushes[i] += 1
-        if pushes[i] % f == 0:
-            read[i] = version + 1
-    assert np.mean(ages[100:]) == pytest.approx(staleness.downpour(n, f).value, rel=0.03)
-
-
 def test_largest():
     """Expected largest of independent geometric draws, by sampling."""
     rng = np.random.default_rng(1)
@@ -138,7 +125,6 @@ def test_largest():
 
 
 def test_limits():
-    assert staleness.downpour(5, 1).value == 4
     assert staleness.ssp_bound(4, math.inf, 10).value == 30
 
 

@@ -25,7 +25,7 @@ from refsgd.experiment.options.problems import build_problem
 from refsgd.experiment.prepare import has_servers, predict, with_defaults
 from refsgd.problems import Problem
 from refsgd.theory.estimate import check_distribution
-from refsgd.theory.phenomena import memory, stability
+from refsgd.theory.phenomena import memory, staleness
 from refsgd.theory.phenomena.iteration import mean_time
 from refsgd.theory.phenomena.layerwise import Plan as Travel
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
@@ -57,7 +57,7 @@ class Strategy:
     bytes: float | None  #: per iteration, sent by all nodes
     memory: float  #: of the fullest node, in bytes
     #: largest stable learning rate at that staleness, relative to the synchronous one
-    #: (`stability.constant_delay`); None for replicas and compressed gradients
+    #: (`staleness.constant_delay`); None for replicas and compressed gradients
     rate: float | None
     kind: str  #: kind of the predicted time: exact, approximation or bound
     binding: str  #: the largest cause of idleness; "nothing" if none takes 2 % of the time
@@ -307,7 +307,7 @@ class Plan:
         idle, tau = known.get("idle_ratio"), known.get("staleness_mean")
         rate = None
         if tau is not None and group in ("one model", "stale gradients"):
-            rate = stability.constant_delay(round(tau)).value / 2
+            rate = staleness.constant_delay(round(tau)).value / 2
         return Strategy(
             name=self.name, group=group, workers=self.case.workers, variant=self.case.variant,
             command=self.command(), note=self.note(), pytorch=self.pytorch(),

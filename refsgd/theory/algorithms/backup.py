@@ -8,8 +8,7 @@ from refsgd.theory.algorithms.bsp import bsp
 from refsgd.theory.algorithms.peers import fresh
 from refsgd.theory.estimate import Estimate
 from refsgd.theory.phenomena import iteration
-from refsgd.theory.phenomena.backup import backup_workers as backup_step
-from refsgd.theory.phenomena.backup import evaluated
+from refsgd.theory.phenomena.backup import backup_workers, evaluated
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, figures
 
@@ -36,7 +35,7 @@ def backup(c: Setting) -> Figures:
                                   "straggling": p.pace.value - mean - lone - c.update})
     exponential = len(set(c.times)) == 1 and c.times[0].family == "exponential"
     if exponential and not c.queues and not c.machine.latency:
-        step = backup_step(c.times, k)
+        step = backup_workers(c.times, k)
     out = figures(c, step, figure(p.end, "s"), c.steps, 0.0, fresh())
     out["idle_ratio"] = figure(Estimate(1 - p.computing.value, p.computing.error), "1")
     out["bytes_per_iteration"] = figure(p.pushes.scaled(2 * c.nbytes / c.steps), "bytes")

@@ -70,7 +70,7 @@ def _gated(c: Setting, s: float, refresh: str) -> Figures:
 
 def _chain(c: Setting, s: int) -> Prediction:
     """The iteration for equal exponential times without a network: E[T] / (1 - blocked share)."""
-    mean, blocked = c.times[0].mean, slack.lumped_chain(c.workers, s).blocked
+    mean, blocked = c.times[0].mean, slack.blocked_share(c.workers, s)
     value = mean / (1 - blocked)
     return Prediction(value, "s", "exact",
                       {"compute E[T]": mean, "slack": value - mean, "blocked share": blocked},

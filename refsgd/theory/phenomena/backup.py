@@ -18,25 +18,14 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting distributed synchronous SGD", 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import (
-    Estimate,
-    Values,
-    check_count,
-    check_distribution,
-    check_width,
-    kind_of,
-    sampling,
-)
+from refsgd.theory.estimate import Estimate, check_count, check_distribution, check_width
 from refsgd.theory.phenomena import queues
 from refsgd.theory.phenomena.gate import Fresh, Server, Table
-from refsgd.theory.phenomena.stragglers import atoms, mean_of_maximum, mean_of_order
+from refsgd.theory.phenomena.stragglers import mean_of_maximum, mean_of_order
 from refsgd.theory.prediction import DomainError, Prediction
 
 SEED = 1604
@@ -107,24 +96,6 @@ class Quorum(Fresh):
         return pace, self.final, self.computing / (self.n * self.final), self.sent / self.clocks
 
 
-def unhindered(table: Values, latency: Values, needed: int) -> Values:
-    """The summaries of `Quorum` without queueing; `table`: seconds by replica, worker and step."""
-    replicas, n, steps = table.shape
-    answered = np.zeros((replicas, n)) - latency  # when the server answers each worker
-    ends, computing, sent = np.zeros((replicas, steps)), np.zeros(replicas), np.zeros(replicas)
-    for t in range(steps):
-        due = answered + latency + table[:, :, t] + latency
-        end = np.partition(due, needed - 1)[:, needed - 1:needed]
-        begun = answered <= end  # late pushes of the others' earlier steps are still in transit
-        computing += (table[:, :, t] * begun).sum(axis=1)
-        sent += begun.sum(axis=1)
-        answered = np.where(begun, np.maximum(due, end), answered)
-        ends[:, t] = end[:, 0]
-    low, final = steps // 4, (answered + latency).max(axis=1)
-    pace = (ends[:, -1] - (ends[:, low - 1] if low else 0.0)) / (steps - low)
-    return np.stack([pace, final, computing / (n * final), sent / steps], axis=1)
-
-
 @dataclass(frozen=True)
 class Steps:
     """Seconds of a step and of a run, share of computing, pushes of a run."""
@@ -143,44 +114,31 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
     weight = queues.weight_of(network, n, random)
     seen = min(check_count("steps", steps), max(queues.MESSAGES // weight, queues.LEAST))
     replicas = max(4 if weight > 500 else 8, min(256, queues.DRAWS // (weight * seen))) if random else 1
-    if not (network.ways or network.transfer or network.update or any(atoms(time) for time in times)):
-        latency = np.array([0.0 if network.near and i == 0 else network.latency for i in range(n)])
-        rows = unhindered(queues.sampled(np.random.default_rng(SEED), times, replicas, seen), latency, n - k)
-    else:
-        rows = queues.evaluated(Quorum, times, network, seen, replicas, k, seed=SEED)
+    rows = queues.evaluated(Quorum, times, network, seen, replicas, k, seed=SEED)
     pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
     return Steps(pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps))
 
 
 def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False) -> Prediction:
-    """Seconds per iteration if the first n - k of n workers count, without a network.
+    """Seconds per iteration if the first n - k of n equal workers count, without a network.
 
-    If late workers finish: exact for equal exponential times (h), by Monte Carlo for other equal
-    distributions, and for unequal ones a lower bound, the order statistic.  For equal distributions
+    If late workers finish: exact for exponential times (h), otherwise by Monte Carlo.  In every case
     E[T_(N:n)] <= step <= E[max of N fresh].
     """
     n, k = check_count("workers", len(times)), check_count("backups", backups, 0)
-    if k >= n:
-        raise DomainError(f"{k} backups of {n} workers; the formula assumes at least one that counts")
-    for time in times:
-        check_distribution("compute", time)
-    needed, first = n - k, times[0]
-    equal = len(set(times)) == 1
+    if k >= n or len(set(times)) > 1:
+        raise DomainError(f"{k} backups of {n} workers; the formula assumes equal workers, and at least one "
+                          "that counts")
+    needed, first = n - k, check_distribution("compute", times[0])
     quickest = mean_of_order(times, needed)
-    slowest = mean_of_maximum([first] * needed) if equal else mean_of_maximum(times)
-    step, bound = Estimate(quickest), False
-    if cancelled or k == 0 or (equal and first.family == "fixed"):
-        formula = "E[T_(N:n)]"
-    elif equal and first.family == "exponential":
+    if cancelled or k == 0 or first.family == "fixed":
+        step, formula = Estimate(quickest), "E[T_(N:n)]"
+    elif first.family == "exponential":
         step, formula = Estimate(first.mean * steps_of_mean(needed, k)), "h(N, k) E[T]"
-    elif equal:
+    else:
         step = evaluated(times, queues.Network(), k, 200).pace
         formula = "N-th fresh end, late workers finish; by Monte Carlo"
-    else:
-        formula, bound = "E[T_(N:n)]", True
-    mean = math.fsum(time.mean for time in times) / n
-    terms = {"compute E[T]": mean, "straggling": step.value - mean, **sampling(step.error)}
-    return Prediction(step.value, "s", "bound" if bound else kind_of(True, step.error), terms, formula,
-                      "Chen et al. 2016",
-                      f"independent times; late workers {'are cancelled' if cancelled else 'finish'}",
-                      bound="lower" if bound else "", lower=quickest, upper=slowest)
+    return step.predicted("s", {"compute E[T]": first.mean, "straggling": step.value - first.mean}, formula,
+                          "Chen et al. 2016",
+                          f"independent times; late workers {'are cancelled' if cancelled else 'finish'}",
+                          lower=quickest, upper=mean_of_maximum(times[:needed]))

@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import linalg
 
 from refsgd.theory.estimate import Values, check_count
-from refsgd.theory.prediction import DomainError
 
 LARGEST_CHAIN = 6_000  # states; beyond it the recursion is evaluated
 
@@ -43,28 +41,15 @@ def chain_size(workers: int, staleness: int) -> int:
     return math.comb(workers + staleness, staleness + 1)
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Stationary metrics of SSP with equal exponential workers and no network."""
-
-    blocked: float
-    missed: float
-    states: int
-
-
 @functools.lru_cache(maxsize=64)
-def lumped_chain(workers: int, staleness: int) -> Chain:
-    """Solve the lumped Markov chain of SSP(s) for n equal exponential workers without a network.
+def blocked_share(workers: int, staleness: int) -> float:
+    """Share of time in which a worker waits, from the lumped chain of n equal exponential workers.
 
     A state counts the workers that are 0, 1, ..., s+1 clocks ahead of the slowest, at least one of them 0.
     Each worker less than s+1 ahead ends its clock at rate 1 and moves up by one; if it was the only slowest
     one, all others then fall by one.  Those s+1 ahead are blocked.
     """
     n, s = check_count("workers", workers), check_count("staleness", staleness, 0)
-    if chain_size(n, s) > LARGEST_CHAIN:
-        raise DomainError(
-            f"{chain_size(n, s)} states for {n} workers and slack {s}; the chain assumes at most "
-            f"{LARGEST_CHAIN}")
     start = (n, *[0] * (s + 1))
     index, todo = {start: 0}, [start]
     rows: list[int] = []
@@ -91,8 +76,4 @@ def lumped_chain(workers: int, staleness: int) -> Chain:
     right = np.zeros(size)
     right[size - 1] = 1.0
     share: Values = np.atleast_1d(linalg.spsolve(generator.tocsc(), right))
-    held = np.array(list(index), float)[:, -1]
-    running = n - held
-    blocked = float(share @ held) / n
-    missed = float(share @ (held * running)) / (float(share @ running))
-    return Chain(blocked, missed, size)
+    return float(share @ np.array(list(index), float)[:, -1]) / n

@@ -1,4 +1,4 @@
-"""Staleness of gradients at their application, in updates.
+"""Staleness of gradients at their application, in updates, and the learning rates that it allows.
 
 **A pathwise identity.**  Let every worker read the model immediately after its own update.  The staleness of
 an update is then the number of others' updates since the worker's previous one: each update adds one to the
@@ -14,6 +14,7 @@ References
 Mitliagkas, Zhang, Hadjis, Re, "Asynchrony begets momentum", Allerton 2016: the geometric distribution.
 Gupta, Zhang, Wang, "Model accuracy and runtime tradeoff in distributed deep learning", ICDM 2016: softsync.
 Feller, "An introduction to probability theory", vol. 1, 3rd ed., 1968, section VI.8: Banach's match boxes.
+Levin and May, "A note on difference-delay equations", Theoretical Population Biology 9, 1976: constant delay.
 """
 
 from __future__ import annotations
@@ -159,13 +160,16 @@ def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
                       bound="upper")
 
 
-def downpour(workers: int, fetch_every: int) -> Prediction:
-    """Mean staleness in pushes, including own ones, with a fetch every f pushes: (n-1)(f+1)/2 + (f-1)/2.
+def constant_delay(tau: int, curvature: float = 1.0) -> Prediction:
+    """Largest stable learning rate of x_{t+1} = x_t - lr a x_{t-tau}: 2 sin(pi / (2 (2 tau + 1))) / a.
 
-    The j-th push after a fetch, j = 1..f, follows j-1 own pushes and j pushes of each other worker.  Exact
-    for equal workers in the long run.
+    At the limit z^{tau+1} - z^tau + lr a = 0 has a root exp(i phi).  Its modulus gives lr a = 2 sin(phi/2),
+    its argument phi (tau + 1/2) = pi/2 as the smallest solution.  tau = 0: 2/a; large tau: about pi/(2 tau
+    a).
     """
-    n, f = check_count("workers", workers), check_count("fetch_every", fetch_every)
-    others, own = (n - 1) * (f + 1) / 2, (f - 1) / 2
-    return Prediction(others + own, "updates", "exact", {"of others": others, "own": own},
-                      "(n-1)(f+1)/2 + (f-1)/2", SOURCE, "equal workers; a push each iteration; long run")
+    tau, a = check_count("tau", tau, 0), float(curvature)
+    if not 0 < a < math.inf:
+        raise DomainError(f"curvature {curvature}; the formula assumes a finite number > 0")
+    value = 2 * math.sin(math.pi / (2 * (2 * tau + 1))) / a
+    return Prediction(value, "1", "exact", {"without delay": 2 / a}, "2 sin(pi/(2 (2 tau + 1))) / a",
+                      "Levin and May 1976", "quadratic; every gradient tau updates old")
