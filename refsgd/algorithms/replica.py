@@ -1,14 +1,20 @@
-"""Shared sub-programs without servers: the names of the peers, and a replica with its update."""
+"""Shared sub-programs without servers: the names of the peers, a replica with its update or as a message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
+
+
+class Model(NamedTuple):
+    """peer -> peer: a replica, which the sender does not change."""
+
+    x: Array  # (d,)
 
 
 def peers(workers: int) -> list[str]:

@@ -39,25 +39,20 @@ networks", IEEE TSP 60, 2012 (arXiv:1205.3993): compares both with the consensus
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from refsgd.algorithms.gossip.graphs import graph_of, metropolis
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, deploy
+from refsgd.algorithms.replica import Model, Replica, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 
 Order = Literal["cta", "atc"]
 
 
-class Model(NamedTuple):
-    """peer -> neighbour: a replica; one per iteration, so that the channel keeps the rounds apart."""
-
-    x: Array  # (d,)
-
-
 def average(replica: Replica, names: Sequence[str], weights: Mapping[int, float]) -> Program[Array]:
-    """Receive the neighbours' replicas; ``sum_j W_ij x_j`` in rank order, where `weights` is row i of W."""
+    """Receive a replica of each neighbour, the next of its channel; ``sum_j W_ij x_j`` in rank order, where
+    `weights` is row i of W."""
     replicas = {replica.rank: replica.x}
     for j in weights:
         if j != replica.rank:

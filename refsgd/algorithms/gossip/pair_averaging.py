@@ -35,19 +35,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, deploy
+from refsgd.algorithms.replica import Model, Replica, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Program, Recv, Send
 
 
 class Pull(NamedTuple):
     """peer -> peer: send me your replica."""
-
-
-class Model(NamedTuple):
-    """peer -> peer: the current replica; the sender does not change it."""
-
-    x: Array  # (d,)
 
 
 def train(replica: Replica, others: Sequence[str], problem: Objective, steps: int) -> Program[Array]:
