@@ -49,7 +49,7 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 
 class Peer:
-    """One peer with its shard, and the others, with which it gathers and reduces."""
+    """One peer with its shard, which gathers and reduces with the others."""
 
     def __init__(self, rank: int, group: Sequence[str], problem: Any, sgd: SGD) -> None:
         self.rank, self.group, self.problem = rank, group, problem

@@ -22,9 +22,8 @@ numbers of examples.
 
 What differs from the paper
 ---------------------------
-Forces of async workers may overtake exchanges of others: the centre adds each force, computed from the centre
-that the worker received.  Iterations after the last exchange do not reach the centre, as in the paper's
-endless loop.
+Forces of async workers may overtake exchanges of others: each is computed from the centre that the worker
+received.  Iterations after the last exchange do not reach the centre, as in the paper's endless loop.
 
 References
 ----------

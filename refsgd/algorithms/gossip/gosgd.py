@@ -16,9 +16,8 @@ Unequal batches: a depends on messages, not on the examples that a peer has seen
 What differs from the paper
 ---------------------------
 The paper draws a Bernoulli variable with p and then a uniform receiver; here both are one choice.  The paper
-has plain SGD; momentum here is local.  The plain mean of the replicas is evaluated, as everywhere; each
-replica knows its `weight`.  A peer whose weight is below 2^-500 pushes no more, because the weight would
-underflow; this takes 500 pushes in a row without receiving anything.
+has plain SGD; momentum here is local.  The plain mean of the replicas is evaluated, as everywhere.  A peer
+whose weight is below 2^-500 pushes no more: 500 pushes in a row without receiving anything.
 
 References
 ----------

@@ -1,5 +1,4 @@
-"""Stages of a pipeline: messages between neighbours, one pass in each direction, the mean over replicas, the
-update."""
+"""Stages of a pipeline: messages between neighbours, passes, the mean over replicas, the update."""
 
 from __future__ import annotations
 

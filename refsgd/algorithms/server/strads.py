@@ -2,10 +2,8 @@
 
 Workers hold rows of the data, not parameters: any block of coordinates can be updated next, and several at
 once.  The choice determines how fast the algorithm converges, and whether it does: updates of strongly
-correlated coordinates overshoot together.
-
-Where the problem knows the minimum along a coordinate, as the Lasso does, a step goes there.  Elsewhere it is
-a step of SGD on the scheduled blocks.
+correlated coordinates overshoot together.  Where the problem knows the minimum along a coordinate, as the
+Lasso does, a step goes there.  Elsewhere it is a step of SGD on the scheduled blocks.
 
 Quick facts
 -----------
@@ -126,15 +124,11 @@ def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy =
         `sgd` has neither momentum nor weight decay, and its rate is not used.
     policy : {"fixed", "dependency-aware", "prioritised"}
         The choice of blocks: in turn; drawn without those that conflict; drawn by their last change, too.
-    blocks : int, optional
-        Into how many blocks the parameters are cut; by default single coordinates if `coordinates` are known,
-        at most 16 blocks elsewhere.
-    width : int, optional
-        Number of blocks in a step, 1 to `blocks`; by default a quarter of them with `coordinates`, half of
-        them elsewhere.
+    blocks, width : int, optional
+        Into how many blocks the parameters are cut, and how many of them are in a step; by default all
+        coordinates and a quarter of them with `coordinates`, at most 16 blocks and half of them elsewhere.
     rho : float
-        Two blocks with coordinates of at least this correlation are not updated together, >= 0; unused by
-        fixed.
+        Blocks with coordinates of at least this correlation are not updated together, >= 0; unused by fixed.
     eps : float
         Added to each priority, > 0.
     """

@@ -7,7 +7,7 @@ never ranked against each other.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -152,20 +152,17 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
                  overlap, devices=machine if on_devices(machine) else None, work=work, net=net)
     plain = _timed(plain, [batch] * workers)
 
-    def judged(some: Sequence[Candidate], case: Case) -> list[Strategy]:
-        return [_limited(plan.strategy(), memory_limit, staleness_limit) for c in some
-                if (plan := Plan(c, case)).metrics]
+    def judged(plans: Iterable[Plan]) -> list[Strategy]:
+        return [_limited(plan.strategy(), memory_limit, staleness_limit) for plan in plans if plan.metrics]
 
-    def named(names: Set[str]) -> list[Candidate]:
-        return [c for c in candidates if Plan(c, plain).name in names]
-
-    found = judged(candidates, plain)
+    plans = [Plan(c, plain) for c in candidates]
+    found = judged(plans)
     if not found:
         raise Usage(f"no formula covers a strategy on this machine: {machine}; `refsgd compare --runtime "
                     "simulator` simulates them")
     fits = [s for s in found if not s.rejected]
     divided = [] if fits or memory_limit is None or not net else splits(plain)
-    found += [_limited(plan.strategy(), memory_limit, staleness_limit) for plan in divided]
+    found += judged(divided)
     fits = [s for s in found if not s.rejected]
     base = _fastest(_of_kind(fits, ["allreduce"])) or next(
         (_fastest(some) for name in GROUPS if (some := [s for s in fits if s.group == name])), None)
@@ -174,8 +171,7 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     if base:
         names.add(base.name)
     variants = _variants(plain)
-    varied = named(names)
-    found += [s for case in variants for s in judged(varied, case)]
+    found += judged(Plan(plan.candidate, case) for case in variants for plan in plans if plan.name in names)
     found = [replace(s, factor=s.seconds / base.seconds if base else 1.0) for s in found]
     fits = [s for s in found if not s.rejected]
     base = next((s for s in fits if base and s.name == base.name), None)
@@ -190,7 +186,9 @@ def advise(machine: Machine, *, parameters: int, workers: int, batch: int = 32, 
     said = "No node can hold the whole model and its batch, so the model is divided. " if divided else ""
     return Advice(plain.machine, tuple(ranked), base, tuple(tried),
                   said + _recommendation(fits, base) if base else "",
-                  tuple(_crossings(plain, named({s.name for s in fits}))), tuple(_savings(ranked)), unknown)
+                  tuple(_crossings(plain, [plan.candidate for plan in plans
+                                           if plan.name in {s.name for s in fits}])),
+                  tuple(_savings(ranked)), unknown)
 
 
 def _timed(case: Case, batches: Sequence[int]) -> Case:
