@@ -110,6 +110,18 @@ def test_errors_name_the_file_and_its_line(text, said, capsys):
     assert said.replace("-1.0", "-1") in capsys.readouterr().err
 
 
+def test_explore_shows_the_schedule_that_fails_and_no_traceback(capsys):
+    Path("wrong.py").write_text("from refsgd.effects import Node, Recv\n"
+                                "def f(problem, workers, steps, sgd):\n"
+                                "    def wait():\n"
+                                "        yield Recv()\n"
+                                "    return {'worker0': Node(wait())}\n")
+    assert main(["explore", "wrong.py:f"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("refsgd: Stuck: deadlock: worker0 at ") and "wrong.py:4" in said
+    assert "Traceback" not in said
+
+
 def test_a_record_and_a_checkpoint_of_a_file_are_repeated_bit_for_bit(mine, capsys):
     given = {"data": "quadratic", "workers": 2, "steps": 6, "rate": 0.5}
     result = refsgd.run(NAME, record="run.record", checkpoint="saved", **given)

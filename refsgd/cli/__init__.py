@@ -94,6 +94,6 @@ def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 0
-    except (DataError, RuntimeError, ArithmeticError, ValueError, OSError) as error:
+    except (DataError, RuntimeError, ArithmeticError, ValueError, OSError, AssertionError) as error:
         sys.stderr.write(", ".join([f"refsgd: {error}", *getattr(error, "__notes__", ())]) + "\n")
         return 2 if isinstance(error, Usage) else 1
