@@ -114,7 +114,7 @@ def test_explore_shows_the_schedule_that_fails_and_no_traceback(capsys):
     Path("wrong.py").write_text("from refsgd.effects import Node, Recv\n"
                                 "def f(problem, workers, steps, sgd):\n"
                                 "    def wait():\n"
-                                "        yield Recv()\n"
+                                "        yield Recv(int)\n"
                                 "    return {'worker0': Node(wait())}\n")
     assert main(["explore", "wrong.py:f"]) == 1
     said = capsys.readouterr().err
