@@ -341,7 +341,7 @@ from refsgd.runtimes.processes.mpi import run
 name, kind, rank, step, note = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5]
 endless = prepare(name, data="quadratic", lr=0.01, steps=100_000, workers=4)
 def gradient(x, i, t):
-    if i == rank and t >= step:  # whoever is late may pass over some
+    if i == rank and t >= step and not os.path.exists(note):  # whoever is late may pass over some
         with open(note, "w") as file:
             file.write(str(time.monotonic()))
         if kind == "exception":
@@ -368,10 +368,32 @@ def test_random_deaths_end_all_ranks(count, tmp_path, capsys):
         worst[kind] = max(worst.get(kind, 0.0), took)
         assert done.returncode != 0 and took < 2.0, (name, kind, took)
         assert kind != "exception" or "ArithmeticError: planned, in Compute(gradient)" in done.stderr
+        assert kind != "SIGTERM" or "RunFailed: terminated by SIGTERM" in done.stderr
         note.unlink()
     with capsys.disabled():
         print(f"\n{count} random deaths over MPI, slowest until mpiexec had ended:",
               ", ".join(f"{k} {s:.2f} s" for k, s in sorted(worst.items())))
+
+
+BUSY = """
+import os, signal, time
+from functools import partial
+from refsgd.runtimes.processes import mpi
+from tests.runtimes.deployments import exchange
+def gradient(x, rank, t):
+    if rank == 1 and t == 3:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    return x
+mpi.run(partial(exchange, n=3, gradient=gradient))
+"""
+
+
+def test_a_terminated_rank_that_computes_for_long_is_killed():
+    """It cannot fail in order, and nobody waits for it to have computed."""
+    began = time.monotonic()
+    done = mpiexec(4, "-c", BUSY)
+    assert done.returncode != 0 and time.monotonic() - began < 30.0
 
 
 STUCK = """

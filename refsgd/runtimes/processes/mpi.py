@@ -1,12 +1,13 @@
 """The programs over MPI: every rank calls `run`, and rank k drives process k of the deployment.
 
-If a process dies, `mpiexec` ends all; if a program raises an exception, all ranks raise it.  Whatever needs
-all ranks has a deadline, after which `MPI_Abort` ends the job.
+If a process is killed, `mpiexec` ends all; if a program raises an exception, or SIGTERM comes, all ranks
+raise it.  Whatever needs all ranks has a deadline, after which `MPI_Abort` ends the job.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 STARTING = 600.0  # seconds for all ranks to reach a run: some may still load data
+GRACE = 1.0  # seconds for a terminated rank to fail
 
 
 def world() -> MPI.Intracomm:
@@ -56,6 +58,41 @@ def _within(seconds: float, comm: MPI.Comm, what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+@contextmanager
+def _fails_if_terminated(ranks: Ranks) -> Iterator[None]:
+    """SIGTERM makes this rank fail as by an exception, so that all ranks end in order.
+
+    The `mpiexec` of Open MPI 5 sometimes never returns when a signal ends a rank: one of its threads waits in
+    `PMIx_server_deregister_client` for the other.  A rank that cannot fail within `GRACE` is killed.
+    """
+    if threading.current_thread() is not threading.main_thread():  # it may not handle signals
+        yield
+        return
+    receiver, sender = os.pipe()
+    os.set_blocking(sender, False)
+    over = threading.Event()
+
+    def listen() -> None:  # in a thread, because the main one may compute for long
+        while number := os.read(receiver, 1):
+            if number[0] == signal.SIGTERM:
+                ranks.terminate()
+                if not over.wait(GRACE):
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    listener = threading.Thread(target=listen, name="refsgd-signals", daemon=True)
+    before = signal.signal(signal.SIGTERM, lambda *_: None), signal.set_wakeup_fd(sender)
+    listener.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before[1])
+        signal.signal(signal.SIGTERM, before[0] or signal.SIG_DFL)
+        os.close(sender)
+        listener.join()
+        os.close(receiver)
 
 
 Made = TypeVar("Made")
@@ -173,7 +210,8 @@ def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deploymen
         began = comm.bcast(time.monotonic() + LEAD) if one_computer else time.monotonic()
     time.sleep(max(0.0, began - time.monotonic()))
     try:
-        driver.run(began - driver.now)
+        with _fails_if_terminated(ranks):
+            driver.run(began - driver.now)
     except Aborted:
         pass
     except Exception as error:

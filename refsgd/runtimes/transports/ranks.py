@@ -74,7 +74,7 @@ class Ranks(Transport):
         self._words, self._run = table.process[processes[comm.rank]], table.run
         self._pending: list[tuple[Any, bytes]] = []
         self._frames: list[Frame] = []
-        self._nap, self._knocked = SHORTEST, False
+        self._nap, self._knocked, self._terminated = SHORTEST, False, False
         self._mine, self._total = np.zeros(4, np.int64), np.zeros(4, np.int64)
         self._request: Any = None
         self._before: tuple[int, ...] | None = None
@@ -90,6 +90,8 @@ class Ranks(Transport):
 
     def take(self) -> list[Frame]:
         """The messages that have arrived, in order for each channel."""
+        if self._terminated:
+            raise RunFailed("terminated by SIGTERM")
         if self._pending:
             self._pending = [one for one in self._pending if not one[0].Test()]
         if time.monotonic() > self._pulse:
@@ -162,6 +164,11 @@ class Ranks(Transport):
     def knock(self) -> None:
         """End a `wait`, from another thread."""
         self._knocked = True
+
+    def terminate(self) -> None:
+        """Make the next `take` fail, from another thread."""
+        self._terminated = True
+        self.knock()
 
     @property
     def unsent(self) -> int:
