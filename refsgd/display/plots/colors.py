@@ -52,5 +52,5 @@ def with_labels(ax: Axes, x: str, y: str, grid: bool = True) -> Axes:
     if grid:
         ax.grid(alpha=0.3)
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(fontsize=8)
+        ax.legend(fontsize="small")
     return ax

@@ -8,12 +8,13 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.font_manager import FontProperties
 
 from refsgd.display.plots.colors import axes_or_current, color_of_work
 from refsgd.trace import Computed, Sent, Trace
 
 MESSAGE_COLOR = "#555555"  #: messages that belong to no part, such as those of a ring
-POINTS = 6.5  #: font size in a bar
+SIZE = "x-small"  #: of the letters in a bar
 Bar = tuple[float, float, Sequence[str], str]  #: start, end, labels, the longest first, colour
 
 
@@ -30,7 +31,7 @@ def layers(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float 
             "receives": _served(trace, node, False)}
     ax.set(xlim=(0, end - start), ylim=(2.5, -0.5), yticks=range(3), yticklabels=list(rows),
            xlabel="seconds" if not start else f"seconds after {start:g}")
-    ax.set_title(node, loc="left", fontsize=9)
+    ax.set_title(node, loc="left", fontsize="medium")
     for row, found in enumerate(rows.values()):
         for a, b, labels, color in found:
             a, b = max(a, start) - start, min(b, end) - start
@@ -80,9 +81,10 @@ def write(ax: Axes, a: float, b: float, row: float, labels: Sequence[str], color
     """Write the first label that fits into the bar from a to b, if any does."""
     low, high = ax.get_xlim()
     pixels = ax.get_window_extent().width * (b - a) / (high - low)
-    wide: Callable[[str], float] = lambda label: (0.62 * len(label) + 0.3) * POINTS * ax.figure.dpi / 72
+    points = FontProperties(size=SIZE).get_size_in_points()
+    wide: Callable[[str], float] = lambda label: (0.62 * len(label) + 0.3) * points * ax.figure.dpi / 72
     label = next((label for label in labels if wide(label) <= pixels), None)
     if label is not None:
         light = float(np.dot((0.21, 0.72, 0.07), to_rgb(color))) > 0.45
-        ax.text((a + b) / 2, row, label, ha="center", va="center", fontsize=POINTS, clip_on=True,
+        ax.text((a + b) / 2, row, label, ha="center", va="center", fontsize=SIZE, clip_on=True,
                 color="black" if light else "white")

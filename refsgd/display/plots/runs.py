@@ -58,7 +58,7 @@ def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes
     _bars_of(results, ax, left, "idle_ratio", 100.0, "{:.0f} %")
     ax.set_xlabel("idle share of a worker's time, %")
     if ax.get_legend_handles_labels()[0]:  # below the bars, which it would cover
-        ax.legend(fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+        ax.legend(fontsize="small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     return ax
 
 
@@ -72,7 +72,7 @@ def _bars_of(results: Mapping[str, Result], ax: Axes, lengths: Sequence[float], 
         if value is not None:
             ax.plot([scale * value] * 2, [y - 0.45, y + 0.45], color="black", linewidth=1.6, label=label)
             label = "_formula"
-        ax.text(far + 0.02 * most, y, pattern.format(length), va="center", fontsize=8)
+        ax.text(far + 0.02 * most, y, pattern.format(length), va="center", fontsize="small")
     ax.set_yticks(range(len(results)), list(results))
     ax.set(xlim=(0, most * 1.3), ylim=(len(results) - 0.4, -0.6))
 
@@ -177,7 +177,8 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
         xs, ys = zip(*pairs)
         y = float(np.interp(x, xs, ys))
         ax.plot([x], [y], "o", color="none", markeredgecolor="#333333", markersize=8)
-        ax.annotate(f"{a} / {b} at {x:.3g}", (x, y), textcoords="offset points", xytext=(6, -10), fontsize=7)
+        ax.annotate(f"{a} / {b} at {x:.3g}", (x, y), textcoords="offset points", xytext=(6, -10),
+                    fontsize="x-small")
     if found.values[0] > 0 and found.values[-1] / found.values[0] > 50:
         ax.set_xscale("log")
     return with_labels(ax, found.quantity, f"{found.metric.replace('_', ' ')}, {found.unit}")
@@ -195,5 +196,5 @@ def resources(result: Result, ax: Axes | None = None,
         ax.plot([s[0] for s in used["samples"]], [scale * s[column] for s in used["samples"]], LINES[i % 4],
                 label=node, lw=1)
     ax.set(xlabel="seconds", ylabel=label)
-    ax.legend(fontsize=8, ncols=2)
+    ax.legend(fontsize="small", ncols=2)
     return ax

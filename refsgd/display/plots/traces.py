@@ -62,8 +62,8 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
             ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color=MESSAGE_COLOR,
                     linewidth=0.4, alpha=0.6)
     if causes:
-        ax.legend(handles=causes_key(causes_of(trace, start, end, nodes)), fontsize=7, ncols=len(CAUSES) + 1,
-                  loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+        ax.legend(handles=causes_key(causes_of(trace, start, end, nodes)), fontsize="small",
+                  ncols=len(CAUSES) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     last = max(place.values(), default=lane - 1)
     served = _link_rows(trace, ax, start, end, last + 1 + GAP, links)
     ax.set_yticks([*place.values(), *served.values()], [*nodes, *(trace.shared_links[k] for k in served)])
@@ -113,7 +113,7 @@ def _brackets(trace: Trace, ax: Axes, place: Mapping[str, float]) -> None:
                         {"arrowstyle": "-", "linewidth": 0.8, "color": MESSAGE_COLOR, "shrinkA": 0,
                          "shrinkB": 0})
             ax.annotate(host, (0, (first + last) / 2), (-4, 0), (beside, "data"), "offset points",
-                        ha="right", va="center", fontsize=8)
+                        ha="right", va="center", fontsize="small")
 
 
 def _link_rows(trace: Trace, ax: Axes, start: float, end: float, row: float, most: int) -> dict[int, float]:
@@ -130,7 +130,7 @@ def _link_rows(trace: Trace, ax: Axes, start: float, end: float, row: float, mos
     for link, at in place.items():
         ax.broken_barh(spans[link], (at - 0.25, 0.5), color=MESSAGE_COLOR, linewidth=0)
         ax.annotate(f"{100 * busy[link] / (until - start):.0f} %", (1, at), (3, 0),
-                    ax.get_yaxis_transform(), "offset points", ha="left", va="center", fontsize=8)
+                    ax.get_yaxis_transform(), "offset points", ha="left", va="center", fontsize="small")
     return place
 
 
@@ -190,7 +190,7 @@ def communication(trace: Trace, ax: Axes | None = None) -> Axes:
     if len(nodes) <= 12:
         for (i, j), nbytes in np.ndenumerate(table):
             if nbytes:
-                ax.text(j, i, f"{nbytes / unit:.3g}", ha="center", va="center", fontsize=7,
+                ax.text(j, i, f"{nbytes / unit:.3g}", ha="center", va="center", fontsize="x-small",
                         color="white" if nbytes > most / 2 else "black")
     ax.figure.colorbar(image, ax=ax, label=name)
     ax.set_xticks(range(len(nodes)), nodes, rotation=90)
