@@ -71,7 +71,7 @@ def refuse(capsys, *arguments):
      "speeds 0.5 for 1 worker in a run with 16"),
     (["run", "bsp", *SMALL, "--bandwidth", "0"], "bandwidth 0.0 bytes/s; expected"),
     (["run", "bsp", *SMALL, "--compute", "exponental(1)"], "distribution 'exponental' is unknown"),
-    (["run", "bsp", *SMALL, "--compute", "pareto(0.02,0.5)"], "index > 1, else there is no mean"),
+    (["run", "bsp", *SMALL, "--compute", "pareto(0.02,0.5)"], "index > 1, otherwise there is no mean"),
     (["run", "bsp", *SMALL, "--speeds", "1,x"],
      "speeds '1,x'; expected numbers separated by commas, e.g. 1,1,4 or 15x1,0.5"),
     (["run", "bsp", *SMALL, "--speeds", "1,2"],
@@ -467,7 +467,7 @@ def test_a_player_is_announced_with_what_it_shows(capsys, tmp_path):
 
 def test_the_summary_of_a_net_in_name_only_says_so(capsys):
     assert main(["run", "bsp", "--net", "shapes:1000", "--data", "none", "--steps", "3", "--quiet"]) == 0
-    assert "parameters none (a net in name only), schedule " in capsys.readouterr().out
+    assert "parameters none (a shape-only net), schedule " in capsys.readouterr().out
 
 
 def test_no_option_of_an_algorithm_is_an_option_of_its_machine_or_run():

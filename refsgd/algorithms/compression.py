@@ -170,6 +170,6 @@ def codec(text: str, feedback: bool = True, *, sgd: SGD | None = None, ranks: in
     except ValueError as error:
         raise ValueError(f"compress {text!r}: {error}") from None
     if rule.keeps and not feedback:
-        raise ValueError(f"compress {text!r} without feedback; its residual is a part of it: expected "
+        raise ValueError(f"compress {text!r} without feedback; its residual is part of it: expected "
                          "feedback, or topk")
     return Codec(rule, feedback and not rule.keeps, seed)

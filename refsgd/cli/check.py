@@ -1,8 +1,8 @@
 """Check your own algorithm or codec.
 
 Checks lint, sizes, determinism, the ledger of gradients, the fixed point, descent, every schedule of a small
-case, and real processes; of a codec, that what it leaves out arrives later; of priorities, that they starve
-no part. Reports a failure with its shortest schedule.
+case, and real processes; for a codec, that entries left out arrive later; for priorities, that no part
+starves. Reports a failure with its shortest schedule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def options(p: argparse.ArgumentParser) -> None:
 
 def flags(parser: argparse.ArgumentParser) -> None:
     """Add the command's flags, which may stand before and after the target."""
-    parser.add_argument("--no-processes", action="store_true", help="leave real processes out")
+    parser.add_argument("--no-processes", action="store_true", help="omit real processes")
     group = parser.add_argument_group("grading", "points per property, in a process with limits")
     group.add_argument("--as", dest="algorithm", metavar="ALGORITHM",
                        help="also check what must hold for this algorithm of the catalogue")

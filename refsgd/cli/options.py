@@ -108,7 +108,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
                       help="multiply the rate by the number of gradients in an update's mean")
     work.add_argument("--validation", type=float, metavar="SHARE",
                       help="hold back a share of the training images, such as 0.1, and show the accuracy on "
-                           "them, by which to choose a rate")
+                           "them, for choosing a rate")
     work.add_argument("--shards", choices=("iid", "by-label"), help="how images are divided among workers")
     work.add_argument("--seed", type=int,
                       help="seed of parameters, data order, durations and choices (default 0)")
@@ -184,7 +184,7 @@ def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: st
                        help="each worker's speed relative to --compute; 15x1,0.5: fifteen at 1, one at 0.5")
     where.add_argument("--server-speeds", metavar="1,0.5", help="each server's speed relative to --update")
     where.add_argument("--load", dest="loads", metavar="NODE: FACTOR@SECOND,...", action="append",
-                       help="factors by which a node's computing takes longer, each from a second on: "
+                       help="factors by which a node computes more slowly, each from a given second on: "
                             "'worker2: 1@0, 3@30, 1@60'; repeatable, or separated by semicolons")
     where.add_argument("--slow", metavar="W=SPEED", action="append",
                        help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or "
@@ -339,7 +339,7 @@ def each_algorithm(command: argparse.ArgumentParser, options: Callable[[argparse
                    do: Callable[[argparse.Namespace], None]) -> None:
     """Add a parser for every algorithm to a command."""
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True,
-                                        description="One of the catalogue, or FILE.py:FUNCTION, your own.")
+                                        description="One of the catalogue, or your own: FILE.py:FUNCTION.")
     for algorithm in CATALOGUE:
         line = first_line(algorithm)
         of_algorithm(algorithms.add_parser(algorithm, help=line, description=line), algorithm, options, do)

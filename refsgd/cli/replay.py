@@ -1,7 +1,7 @@
 """Reproduce a recorded run bit for bit.
 
 Reads a file that `refsgd run --record` wrote and reproduces the run in the simulator: every receive and
-choice returns what it returned then.
+choice returns the same answer as then.
 """
 
 from __future__ import annotations

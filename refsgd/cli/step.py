@@ -19,7 +19,7 @@ from refsgd.experiment.stepper import Stepper
 
 KEYS = """  number  let this action happen        Enter  the first one
   b       one action back               u      until the next update
-  r       run to the end                w      why each program waits, and where it stands
+  r       run to the end                w      why each program waits, and where it is
   d       diagram of what happened      l      lines of the program that acted last; l server0
   h       this help                     q      quit
   u block until a worker is held back; likewise u clock, u send, u receive, u return"""

@@ -101,7 +101,7 @@ FAMILIES: dict[str, _Family] = {
         lambda t, m, a: np.where(t < m * (a - 1) / a, 0.0,
                                  1 - (m * (a - 1) / a / np.maximum(t, 1e-300)) ** a),
         lambda r, k, m, a: m * (a - 1) / a * (1 + r.pareto(a, k)), lambda m, a: m > 0 and a > 1,
-        "pareto(mean,index): heavy tail; index > 1, else there is no mean"),
+        "pareto(mean,index): heavy tail; index > 1, otherwise there is no mean"),
     "straggler": _Family(
         ("mean", "p", "factor"), lambda m, p, f: m,
         lambda m, p, f: _straggler_parts(m, p, f)[0] ** 2 * (1 - p + p * f * f) - m * m,

@@ -18,8 +18,8 @@ from refsgd.effects import Deployment, ranks
 Hosts = str | tuple[tuple[str, ...], ...]
 Groups = tuple[tuple[int, ...], ...]
 
-HOSTS = ("4x2 (four hosts of two workers each), cyclic:4 (workers and servers dealt in turn to four hosts) "
-         "or the nodes of each host, such as 'worker0,worker1,server0; worker2,worker3'")
+HOSTS = ("4x2 (four hosts of two workers each), cyclic:4 (workers and servers assigned in turn to four "
+         "hosts) or the nodes of each host, such as 'worker0,worker1,server0; worker2,worker3'")
 GROUPS = "2x8 (two groups of eight hosts) or the hosts of each group, such as '0-7,16; 8-15'"
 _MOST = 100_000  #: hosts in one text
 

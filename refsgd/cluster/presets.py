@@ -26,7 +26,7 @@ GRAUR = "Graur 2019: DAS-5, {}; ResNet-50, batch 32, 8.8 s a step on one node; l
 KO = f"Ko et al. 2021: 24 Titan V, {{}}; latency assumed {{}}; {UNTIMED}"
 KO_HOSTS = ("Ko et al. 2021, as deployed: {} machines, assumed four of the 24 Titan V in each, on PCIe 3.0 "
             f"x16 (16 GB/s, latency assumed 10 us); {{}}, latency assumed {{}}; {UNTIMED}")
-JIA = ("Jia et al. 2020: virtual machines on one host, each with a server beside workers whose gradients use "
+JIA = ("Jia et al. 2020: virtual machines on one host, each with a server and workers whose gradients use "
        "all its processors; 10 ms is the first point of their latency sweep, bandwidth assumed; " + UNTIMED)
 PCIE, NVLINK3, NVLINK4 = "10us,16GB/s", "5us,300GB/s", "5us,450GB/s"
 
@@ -56,8 +56,8 @@ PRESETS = {
     "ipccc20-vm": Preset(_machine(None, "10ms", "10Gbps", colocated=True, cores=1), JIA),
     "ipccc20-4vm": Preset(
         _machine(None, "10ms", "10Gbps", hosts="cyclic:4", cores=1),
-        f"{JIA}; as deployed (Fig. 6): workers and servers dealt in turn to four machines, two workers and a "
-        "server on each with --workers 8 --servers 4"),
+        f"{JIA}; as deployed (Fig. 6): workers and servers assigned in turn to four machines, two workers "
+        "and a server on each with --workers 8 --servers 4"),
     "wan-6x4": Preset(
         _machine(None, "0.1ms", "1Gbps", hosts="cyclic:24", groups="6x4", uplink="50ms,67Mbps"),
         "six sites of four hosts: between sites a fifteenth of the bandwidth within, the mean that Hsieh et "
@@ -79,7 +79,7 @@ PRESETS = {
         f"16 nodes on 10 Gbps Ethernet, servers on the workers' hosts; latency assumed; {UNTIMED}"),
     "sites-2x8": Preset(
         _machine(None, "20us", "25Gbps", hosts="cyclic:16", groups="2x8", uplink="10ms,1Gbps"),
-        "two sites of eight hosts on 25 Gbps, 1 Gbps and 10 ms (some 2,000 km of fibre) between them; all "
+        "two sites of eight hosts on 25 Gbps, 1 Gbps and 10 ms (about 2,000 km of fibre) between them; all "
         f"figures assumed; {UNTIMED}"),
     "laptop": Preset(_machine("lognormal(0.02,0.3)", "50us", "1GB/s"),
                      "processes of one computer: some jitter, 50 us and 1 GB/s between them"),

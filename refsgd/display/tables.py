@@ -142,7 +142,7 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
         return (f"the draws of this seed are {luck:+.1%} off their mean; more --steps or --seeds average "
                 "that out")
     if s.steps < 50:
-        return f"{s.steps} iterations are few: the common start and the end of the run carry weight"
+        return f"{s.steps} iterations are few, so the common start and the end of the run matter"
     return (f"{WAITING[worst]} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration "
             f"{'more' if excess[worst] > 0 else 'less'} than the formula says")
 

@@ -277,7 +277,7 @@ class Result:
             f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all"
             + (f"; the fullest server holds {m['largest_server']:.2f} times the mean"
                if self.servers > 1 and "largest_server" in m else ""),
-            f"parameters {self.parameters_sha256[:16] or 'none (a net in name only)'}, schedule "
+            f"parameters {self.parameters_sha256[:16] or 'none (a shape-only net)'}, schedule "
             f"{self.schedule_sha256[:16]}",
         ]
         if self.trace is not None and (deaths := self.trace.of(Crashed)):

@@ -34,7 +34,7 @@ Target = str | Callable[[Event], bool]
 
 
 class Places(list[Where]):
-    """Where each program stands and why it waits, as a list that prints readably."""
+    """Where each program is paused and why it waits, as a list that prints readably."""
 
     def __repr__(self) -> str:
         from refsgd.display.player.listing import title
@@ -152,7 +152,7 @@ class Stepper:
         except Exception as error:
             self._begin(done)
             error.add_note(
-                f"the stepper stands before this action again; the schedule that fails is {[*done, pick]}")
+                f"the stepper is before this action again; the schedule that fails is {[*done, pick]}")
             raise
         self._before = before
         self._picks.append(pick)

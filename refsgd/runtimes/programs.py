@@ -1,4 +1,4 @@
-"""Suspended programs: freeze the values that crossed a yield, tell where a program stands, report errors."""
+"""Suspended programs: freeze values that crossed a yield, find where a program is paused, report errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ForgottenYield(RuntimeError):
 
 
 class Where(NamedTuple):
-    """Where a program stands: the line of its innermost frame, what it waits for, its local variables, and,
-    in a stepper, why it waits."""
+    """Where a program is paused: the line of its innermost frame, what it waits for, its local variables,
+    and, in a stepper, why it waits."""
 
     node: str
     program: int

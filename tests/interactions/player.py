@@ -46,7 +46,7 @@ def play(text: str) -> str:
     go NODE [PROGRAM]          a program goes on, a poll looks
     choose NODE OPTION         a choice is made
     run                        first actions to the end
-    state                      where each program stands
+    state                      where each program is paused
     parameters                 the final parameters
     ========================== =========================================================================
     """

@@ -400,7 +400,7 @@ def test_a_screen_reader_finds_names_and_hears_what_happens(browser, tmp_path, s
     live = browser.find_element("id", "now")
     assert live.get_attribute("aria-live") == "polite"
     browser.find_element("id", "forward").click()
-    assert live.text.startswith("event 1 of") and "stands at" in live.text
+    assert live.text.startswith("event 1 of") and "is now at" in live.text
     assert browser.find_element("id", "position").get_attribute("aria-valuetext").startswith("event 1 of")
     assert browser.execute_script("return document.querySelector('.line[aria-current=step]') !== null")
     assert browser.execute_script("return document.documentElement.lang") == "en"

@@ -422,10 +422,10 @@ function deed(k) {
 }
 
 function sentence(k) {
-  if (!k) return `<span class="at">before event 1 of ${last}:</span> every program stands at its first yield`;
+  if (!k) return `<span class="at">before event 1 of ${last}:</span> every program is at its first yield`;
   const [p] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]), stop = stopAt(k), who = stop === null ? p : stop, reason = reasonOf(who, k);
   return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${text(deed(k))}`
-    + (reason ? `<br>${text(labels[who])} waits${text(reason[1])}` : where ? `<br><span class="at">and stands at ${text(where)}, ${text(line)}</span>` : "");
+    + (reason ? `<br>${text(labels[who])} waits${text(reason[1])}` : where ? `<br><span class="at">and is now at ${text(where)}, ${text(line)}</span>` : "");
 }
 
 // -- moving --------------------------------------------------------------------------------------------------

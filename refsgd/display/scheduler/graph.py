@@ -32,7 +32,7 @@ class _Watched(World):
         super().__init__(factory, every, deaths)
 
     def act(self, task: Task, effect: Any) -> None:
-        """Note where the program stands, then act."""
+        """Note where the program is paused, then act."""
         self._note(task)
         super().act(task, effect)
 

@@ -83,9 +83,9 @@ TRIES = (*(members for name, members in GROUPS.items() if name != "replicas"), (
 STALE = Evidence("jia2020", "figure7", "asynchronous accuracy falls from 4 to 12 workers",
                  "equal updates of each worker")
 DRIFT = Evidence("ko2021", "table3", "SSP with s = 10, EASGD and GoSGD fall with the number of workers",
-                 "equal passes over the images in all")
+                 "equal total passes over the images")
 FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the number of workers",
-                "equal passes over the images in all", False)
+                "equal total passes over the images", False)
 
 #: the studies' findings about an algorithm's accuracy
 EVIDENCE: dict[str, tuple[Evidence, ...]] = {

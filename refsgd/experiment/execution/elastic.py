@@ -77,7 +77,7 @@ class Attempts:
     def _check(self, halted: Halted, names: Sequence[str], more: int) -> None:
         """Fail if no node is left, no node has the parameters, or a node dies again and again."""
         if any(self.role[name] == "server" for name in names):
-            why = "the parameters died with it, so nobody can continue"
+            why = "the parameters died with it, so no node can continue"
         elif not living(halted) and (self.on_death == "shrink" or "server" not in self.role.values()):
             why = "no worker is left to continue"
         elif self.on_death == "restart" and self.dead.intersection(names) and not more:

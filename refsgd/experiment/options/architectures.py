@@ -39,14 +39,14 @@ INSIDE = "10us,12GB/s"  #: of PCIe 3.0 with 16 lanes, about
 ARCHITECTURES = {
     "parameter-server": Architecture("bsp", {"servers": 1}, "a server on a host of its own"),
     "parameter-server-extra-worker": Architecture(
-        "bsp", {"servers": 1}, "a server on a host of its own, and a worker more than --workers", extra=1),
+        "bsp", {"servers": 1}, "a server on a host of its own, and one worker more than --workers", extra=1),
     "parameter-server-collocated": Architecture("bsp", {"servers": 1}, "the server on a worker's host", True),
     "replicated": Architecture(
         "allreduce", {"collective": "tree"}, "workers are devices of one host and sum over its inside links",
         devices=True),
     "distributed-replicated": Architecture(
         "bsp", {"servers": 1, "layout": "layers", "overlap": "backward"},
-        "copies on the workers, each layer of which the server renews during the backward pass, so that a "
+        "copies on the workers; the server renews each layer during the backward pass, so that a "
         "forward pass needs no network", True),
     "distributed-allreduce-pscpu": Architecture("allreduce", {"collective": "pscpu"},
                                                 "parts reduced by workers in turn"),

@@ -41,7 +41,7 @@ BECAUSE: dict[tuple[str, str], str] = {
     **{("easgd", option): "it exchanges parameters, of which nothing may be left out"
        for option in ("compress", "feedback")},
     ("dgc", "compress"): "it compresses by its own ratio",
-    ("dgc", "feedback"): "its residual is a part of it",
+    ("dgc", "feedback"): "its residual is part of the algorithm",
     ("sequential", ""): "it exchanges nothing", ("independent", ""): "it exchanges nothing",
     ("zero", ""): "its stage says what is exchanged and when: whole layers, as soon as they are computed",
     ("gpipe", ""): _STAGES, ("pipedream", ""): _STAGES,
@@ -185,7 +185,7 @@ def plan(name: str, options: Mapping[str, Any], problem: Problem, servers: int, 
         d, own = part.stop - part.start, how.codec_of(part)
         sums = own.phases(d) if own else (4 * d,)
         if own and own.phases(d, 0) != sums:
-            unknown = f"messages of {how.compress} change in size, for which no formula accounts"
+            unknown = f"messages of {how.compress} change in size, which no formula covers"
         found.append(Part(home, tuple(held), sum(sums), 4 * d, sums if own is None or own.linear else ()))
     passes = (layers.forward, layers.backward) if layers else ((), ())
     return Plan(tuple(found), *passes, how.overlap, how.priority, price if how.codec else 0.0,

@@ -23,8 +23,8 @@ OPTIMISERS: dict[str, tuple[type[SGD], float]] = {"sgd": (SGD, 0.15), "adam": (A
 #: why an algorithm has no rule but SGD
 ONLY_SGD = {"easgd": "its formula contains the velocity",
             "downpour": "its workers take local steps along the plain gradient, for which it has adagrad",
-            "dynsgd": "it revises earlier updates, which it can as long as they are sums of gradients",
-            "hogwild": "it shares parameters only, and the state of a rule is nowhere",
+            "dynsgd": "it revises earlier updates, which is possible only while they are sums of gradients",
+            "hogwild": "it shares only parameters, and no node keeps the state of a rule",
             "dgc": "it applies momentum before it chooses entries",
             "sandblaster": "its pairs say where to go",
             "strads": "it updates some blocks at a time, and averages would count all updates"}
@@ -41,7 +41,7 @@ _ALONE = "an update has the gradient of one worker, whose batch does not grow wi
 UNSCALED = {**dict.fromkeys(("asp", "ssp", "dssp", "dc-asgd", "downpour", "hogwild", "independent"), _ALONE),
             "easgd": "its centre is moved by elastic forces, not by a mean of gradients",
             "approximate": "the updates of its data centres are added, which multiplies the rate already",
-            "sandblaster": "each of its steps takes all data, however many workers there are"}
+            "sandblaster": "each of its steps uses all data, for any number of workers"}
 
 
 def updates(name: str, options: Mapping[str, Any], workers: int, steps: int) -> int:
@@ -62,7 +62,7 @@ def together(name: str, options: Mapping[str, Any], workers: int) -> int:
     such mean."""
     why = UNSCALED.get(name, "")
     if name == "bsp" and options.get("aggregation") == "sum":
-        why = "the sum of the gradients is as many times their mean already"
+        why = "the sum of n gradients is already n times their mean"
     if why:
         raise Usage(f"scale_lr with {name}: {why}; expected the rate itself: lr")
     if name in COLLECTED:
@@ -89,7 +89,7 @@ def check(training: Training, name: str, options: Mapping[str, Any], problem: Pr
         raise Usage(f"optimiser {rule!r}; expected one of {', '.join(OPTIMISERS)}")
     why, expected, sgd = ONLY_SGD.get(name, ""), "optimiser sgd", ", or optimiser sgd"
     if options.get("refresh", "fresh") != "fresh":
-        why, expected = "its caches take own steps along the plain gradient", "refresh fresh" + sgd
+        why, expected = "its caches make their own steps along the plain gradient", "refresh fresh" + sgd
     if training.compress.startswith("dgc"):
         why, expected = "codec dgc applies momentum before it chooses entries", "compress topk" + sgd
     if rule == "lars" and not why:

@@ -52,7 +52,7 @@ class _OfProgram(ctypes.Structure):
 
 
 class Standing(NamedTuple):
-    """Where a program stands, as the launcher reads it, even after the process has died."""
+    """Where a program is paused, as the launcher reads it, even after the process has died."""
 
     node: str
     program: int
