@@ -30,6 +30,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -128,22 +129,6 @@ def section(pieces: Sequence[tuple[slice, Array]], part: slice) -> Array:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-@dataclass(frozen=True)
-class _Of:
-    """A pass through one layer.  Its `work` is the whole gradient's, of which a device charges a share."""
-
-    function: Callable[..., Any]
-    gradient: Callable[..., Any]
-    whole: tuple[Any, ...]  # arguments of the gradient
-
-    def __call__(self, *args: Any) -> Any:
-        return self.function(*args)
-
-    def work(self, *args: Any) -> tuple[float, float]:
-        found: tuple[float, float] = self.gradient.work(*self.whole)  # type: ignore[attr-defined]
-        return found
-
-
 def by_layer(problem: Any, rank: int, t: int, x: Array | None, parts: Mapping[Any, slice],
              ready: Callable[[Any, Array], Program[None]],
              parameters: Callable[[slice], Program[Array]] | None = None) -> Program[Array]:
@@ -177,7 +162,10 @@ def passes(problem: Any, rank: int, t: int, x: Array | None, ready: Callable[[sl
     begun = layers.begin(rank, t)
 
     def compute(function: Callable[..., Any], *args: Any, piece: Piece) -> Compute:
-        return Compute(_Of(function, problem.gradient, (problem.x0, rank, t)), *args, piece=piece)
+        step: Any = partial(function)
+        # the whole gradient's, of which a device charges the piece's share
+        step.work = lambda *given: problem.gradient.work(problem.x0, rank, t)
+        return Compute(step, *args, piece=piece)
 
     if parameters is None:
         yield compute(_through, begun, layers.parts, x, piece=Piece("forward", 0, sum(layers.forward), True))

@@ -34,10 +34,7 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return {"quantity": self.quantity, "metric": self.metric, "unit": self.unit,
-                "figure": self.metric,  # the old key of the metric, for one release
-                "values": list(self.values), "curves": self.curves,
-                "crossings": self.crossings}
+        return vars(self) | {"figure": self.metric}  # the old key of the metric, for one release
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
