@@ -83,7 +83,7 @@ def source_sha256(text: str) -> str:
     """SHA-256 of the file of FILE.py:FUNCTION; empty for a name of the catalogue."""
     place = text.rpartition(":")[0]
     if place and not place.endswith(".py"):
-        raise Usage(f"a record of {text}, a module; expected FILE.py:FUNCTION, whose text it can name")
+        raise Usage(f"a record of {text}, a module; expected FILE.py:FUNCTION, whose hash it names")
     try:
         return hashlib.sha256(Path(place).read_bytes()).hexdigest() if place else ""
     except OSError as error:

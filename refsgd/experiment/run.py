@@ -276,7 +276,8 @@ def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Reco
 
 
 def replay(record: str | Path) -> Result:
-    """Reproduce a recorded run in the simulator.
+    """Reproduce a recorded run in the simulator; of ``"FILE.py:FUNCTION"`` it runs that file, if its hash is
+    the recorded one.
 
     Parameters
     ----------

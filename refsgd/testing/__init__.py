@@ -280,7 +280,7 @@ def check(function: str | Deploy, *, algorithm: str | None = None, processes: bo
     Parameters
     ----------
     function : str or callable
-        A deployment function ``f(problem, workers, steps, sgd, *, options)``, or a name of the catalogue.
+        As in `refsgd.run`.
     algorithm : str, optional
         An algorithm of the catalogue that the function should be.  What its workers may read, its results
         and what no schedule changes are checked in schedules of small cases; names, messages and helper

@@ -129,12 +129,14 @@ def try_out(experiment: Experiment) -> None:
     """Refuse an exchange with which the reader's own programs fail in a small simulated run, or whose options
     they do not read."""
     said, seen = asked(of(experiment.problem)), set[str]()
-    small = quadratic(d=16, workers=experiment.workers)
-    exchange = exchange_of(said, SGD(0.1), experiment.workers, small)
+    workers, sgd = min(experiment.workers, 64), SGD(0.1)  # more would take long
+    small = quadratic(d=16, workers=workers)
+    exchange = exchange_of(said, sgd, workers, small)
     exchange = replace(exchange, codec=exchange.codec and _noting(exchange.codec, seen))
 
     def failure(how: Exchange | None) -> str:
-        tried = replace(experiment, problem=replace(small, exchange=how), sgd=SGD(0.1), steps=3)
+        problem = replace(small, exchange=how)
+        tried = replace(experiment, problem=problem, workers=workers, sgd=sgd, steps=3)
         try:
             simulate(tried.deploy(), Machine(compute="fixed(1)"))  # type: ignore[arg-type]
         except Exception as error:  # a user's program may raise anything
