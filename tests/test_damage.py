@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import signal
+import tracemalloc
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -222,6 +223,8 @@ def test_a_machine_slower_than_any_replays(asp):
     slow = json.loads(json.dumps(rows[0]))
     slow["arguments"]["machine"]["latency"] = 1e300
     assert refsgd.replay(written(path, [slow, *rows[1:]], sealed=True)).trace.latency == 1e300
+    slow["arguments"]["machine"]["compute"]["parameters"] = [1e300]
+    assert refsgd.replay(written(path, [slow, *rows[1:]], sealed=True)).trace.latency == 1e300
 
 
 def test_a_number_of_an_access_that_nobody_made_takes_no_time(tmp_path):
@@ -232,6 +235,20 @@ def test_a_number_of_an_access_that_nobody_made_takes_no_time(tmp_path):
     rows[step_of(rows, "l")][4] = 10**15
     with pytest.raises(ReplayError, match="waits for access 0 to shared memory, which is never made"):
         refsgd.replay(written(path, rows, sealed=True))
+
+
+@pytest.mark.parametrize("name", ["hogwild", "gosgd"])
+def test_a_number_of_servers_that_an_algorithm_lacks_takes_no_memory(tmp_path, name):
+    """A billion of them once stood for a list as long, of gigabytes."""
+    path = tmp_path / "record"
+    refsgd.run(name, record=path, data="integers", **RUN)
+    rows = [value_of(row) for row in path.read_bytes().splitlines()]
+    rows[0]["arguments"]["servers"] = 10**9
+    tracemalloc.start()
+    refsgd.replay(written(path, rows, sealed=True))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
 
 
 # -- checkpoints ---------------------------------------------------------------------------------------------

@@ -270,6 +270,6 @@ def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[
         return mean_of_maximum([time for time, _ in sums]) + fixed[0], all(closed for _, closed in sums)
     ends = [time.mean + e for (time, _), e in zip(sums, fixed, strict=True)]
     near = [i for i, (time, _) in enumerate(sums)
-            if ends[i] >= max(ends) * (1 - 1e-12) - 3 * math.sqrt(min(time.variance, time.mean**2))]
+            if ends[i] >= max(ends) * (1 - 1e-12) - 3 * math.sqrt(min(time.variance, time.mean * time.mean))]
     sure = all(time.family == "fixed" for time in c.times)
     return mean_of_maximum([sums[i][0] for i in near]) + max(fixed[i] for i in near), sure

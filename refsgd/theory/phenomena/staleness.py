@@ -99,7 +99,8 @@ def _ages(times: Sequence[Distribution], steps: int, exchanges: Sequence[float])
 def _left_of_pair(one: tuple[Distribution, float], other: tuple[Distribution, float], steps: int) -> float:
     """Mean number of updates that the later of two workers makes after the earlier one's last."""
     rounds = [time.mean + e for time, e in (one, other)]
-    variances = [time.variance if math.isfinite(time.variance) else time.mean**2 for time, _ in (one, other)]
+    variances = [time.variance if math.isfinite(time.variance) else time.mean * time.mean
+                 for time, _ in (one, other)]
     apart = steps * (rounds[1] - rounds[0])
     spread = math.sqrt(steps * (variances[0] + variances[1]))
     density = spread * math.exp(-((apart / spread) ** 2) / 2) / math.sqrt(2 * math.pi) if spread else 0.0
