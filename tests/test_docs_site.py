@@ -1,6 +1,7 @@
 """The documentation site: what its pages name exists, and what it does to sources before it reads them is
 right."""
 
+import ast
 import os
 import re
 import shlex
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.cli import build_parser
+from refsgd.cli import build_parser, parsed
 from refsgd.experiment.options.exchanges import refusal
 
 ROOT = Path(__file__).parent.parent
@@ -40,11 +41,21 @@ def commands_in_sentences(text):
     return [shlex.split(line) for line in re.findall(r"`(refsgd \w+ [^`]*)`", prose) if "..." not in line]
 
 
+def definitions(text):
+    """The imports, classes and functions of a page's code, which its reader has in a file."""
+    cells = re.findall(r"^```\{code-cell\} ipython3\n(.*?)^```", text, re.M | re.S)
+    kept = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef)
+    return "\n".join(ast.unparse(node) for node in ast.parse("\n".join(cells)).body if isinstance(node, kept))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)
-def test_commands_of_pages_are_those_of_the_program(page):
+def test_commands_of_pages_are_those_of_the_program(page, tmp_path, monkeypatch):
     text = page.read_text()
+    if page.stem == "own-algorithm":
+        (tmp_path / "mine.py").write_text(definitions(text))
+        monkeypatch.chdir(tmp_path)
     for _, *words in commands(text) + commands_in_sentences(text):
-        build_parser().parse_args(words)
+        parsed(words)
 
 
 def test_the_check_of_commands_catches_a_wrong_option():

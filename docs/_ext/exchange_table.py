@@ -22,7 +22,7 @@ COLUMNS = (("layout", "balance", "priority"), ("overlap",), ("bucket",), ("compr
 def overlaps(name: str) -> str:
     """The overlaps that an algorithm takes by default, and the reason against `both`."""
     try:
-        check(name, {}, Exchange(overlap="both"), SimpleNamespace(layers=()), own=False)  # type: ignore[arg-type]
+        check(name, {}, Exchange(overlap="both"), SimpleNamespace(layers=()))  # type: ignore[arg-type]
         return "backward, both"
     except Usage as error:
         return "backward; " + str(error).partition(": ")[2].partition(";")[0]
