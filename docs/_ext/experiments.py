@@ -36,7 +36,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = ROOT / "refsgd" / "algorithms"
 PACKAGES = ("refsgd.algorithms", "refsgd.collectives")
-WIDTH = 96  #: columns that a page shows of a listing
+WIDTH = 90  #: columns that a page shows of a listing
 
 #: where the names come from that an experiment may use without importing them
 NAMES = {

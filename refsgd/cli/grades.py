@@ -17,7 +17,7 @@ li { margin: .6rem 0; padding: .2rem .6rem; border-left: 4px solid #2a8 }
 li.no { border-color: #c33 } li.note { border-color: #999 }
 ul { list-style: none; padding: 0 }
 pre { overflow-x: auto; font-size: 12px }
-iframe { width: 100%; height: 48rem; border: 1px solid #8888 }
+iframe { box-sizing: border-box; width: 100%; height: 48rem; border: 1px solid #8888 }
 .points { float: right; margin-left: 1rem }
 """
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 from matplotlib.transforms import Bbox
 
@@ -62,8 +63,10 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
             ax.plot([t.sent - start, t.received - start], [place[t.src], place[t.to]], color=MESSAGE_COLOR,
                     linewidth=0.4, alpha=0.6)
     if causes:
+        entry = 11 * FontProperties(size="small").get_size_in_points() * ax.figure.dpi / 72  # about its width
         ax.legend(handles=causes_key(causes_of(trace, start, end, nodes)), fontsize="small",
-                  ncols=len(CAUSES) + 1, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+                  ncols=max(2, int(ax.figure.bbox.width / entry)), loc="lower center",
+                  bbox_to_anchor=(0.5, 1.0), frameon=False)
     last = max(place.values(), default=lane - 1)
     served = _link_rows(trace, ax, start, end, last + 1 + GAP, links)
     ax.set_yticks([*place.values(), *served.values()], [*nodes, *(trace.shared_links[k] for k in served)])
