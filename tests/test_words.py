@@ -38,11 +38,35 @@ EVERYWHERE = {
     r"buys? communication with": "do more computation per byte",
     r"long ago as": "as old as",
     r"to speak of": "noticeable",
-        r"as it were": "(delete)",
+    r"as it were": "(delete)",
     r"equally much": "the same amount",
     r"no small matter": "expensive, difficult",
     r"[Hh]old (?:it|them|this) against": "compare with",
     r"slower than I\b": "slower than this worker",
+    r"(?:of|for|by|over|with|after|every`?) so many": "this many, the number of",
+    r"anew": "again",
+    r"slow and dear": "slow and expensive",
+    r"(?:counts?|weighs?|pulls?) (?:\w+ )?alike": "have the same weight",
+    r"equally many": "the same number of",
+    r"(?<!there )is no (?:number|option|finding|bound|ratio|share)": "is not a",
+    r"comes? on top(?! of)": "is added",
+    r"says? nothing of": "does not mention, does not declare",
+    r"from a (?:time|second) on": "from a given time on",
+    r"in (?:shape|name) only": "shape-only",
+    r"beside (?:workers|each other)": "on the workers' hosts, side by side",
+    r"carry weight": "matter",
+    r"as can be": "as possible",
+    r"message's way|the way of (?:a|the) messages?": "path",
+    r"who takes wh(?:at|ich)": "which algorithm takes which option",
+    r"just so": "in the same way",
+    r"(?:the|an) own": "its own, the worker's own",
+    r", of it": ", of which",
+    r"one behind the other": "one after another",
+    r"gave back": "returned",
+    r"at any speeds": "whatever the speeds",
+    r"wrong use": "usage error",
+    r"stale are only": "only ... are stale",
+    r"with a (?:part|piece|copy) each have": "K servers, each with a part, have",
 }
 #: in pages only
 IN_PAGES = {
@@ -85,12 +109,18 @@ def test_messages_and_docstrings_have_none_of_the_listed_phrases():
     ("Done. Who has made all its iterations waits.", "Who has made all its iterations waits."),
     ("The lines that the programs stand at.", "stand"),
     ("which merges it,\nweighed, at once", "weighed"),
+    ("Bytes of the activations of so many images.", "of so many"),
+    ("Each push counts alike.", "counts alike"),
+    ("The latency comes on top.", "comes on top"),
+    ("After an own push.", "an own"),
+    ("$K$ servers with a part each have $K$ links.", "with a part each have"),
 ])
 def test_a_listed_phrase_is_found(sentence, phrase):
     assert phrase in [said for said, _ in found(sentence, EVERYWHERE | IN_PAGES)]
 
 
 @pytest.mark.parametrize("sentence", ["The error in the mean of ten runs.", "Who waits for whom?", "a stand-in", "It has not arrived.",
-                                      "understand", "the algorithm goes on to push"])
+                                      "understand", "the algorithm goes on to push", "not so many", "on top of the server",
+                                      "the owner", "there is no number", "as many as can begin", "two of it"])
 def test_plain_sentences_are_left_alone(sentence):
     assert found(sentence, EVERYWHERE | IN_PAGES) == []

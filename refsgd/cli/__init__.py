@@ -61,7 +61,7 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0 success, 1 failure, 2 wrong use, 130 interrupted."""
+    """Run a command and return the exit code: 0 success, 1 failure, 2 usage error, 130 interrupted."""
     return carry_out(lambda: parsed(as_meant(sys.argv[1:] if arguments is None else arguments)))
 
 

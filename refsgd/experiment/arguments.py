@@ -23,7 +23,7 @@ from refsgd.problems import Problem
 
 
 class Usage(ValueError):
-    """Wrong use: the message says what was found and what was expected."""
+    """Usage error: the message says what was found and what was expected."""
 
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:

@@ -172,7 +172,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     Raises
     ------
     ValueError
-        Wrong use: what was found and what was expected.
+        Usage error: what was found and what was expected.
     ReplayError
         If the record named by `resume` is damaged, or the programs do not repeat it.
 

@@ -82,7 +82,7 @@ class Stepper:
     Raises
     ------
     ValueError
-        Wrong use: what was found and what was expected.
+        Usage error: what was found and what was expected.
 
     Examples
     --------
@@ -255,7 +255,7 @@ class Stepper:
 
     def source(self, node: str | None = None, around: int = 5) -> str:
         """The current line of the main program of `node`, by default of the program that acted last, marked
-        by an arrow, with so many lines `around` it; raises ValueError if there is no such node."""
+        by an arrow, with `around` lines before and after it; raises ValueError if there is no such node."""
         from refsgd.display.player.states import called
 
         last = self.events[-1] if node is None and self.events else None

@@ -131,7 +131,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Chain:
-    """What a problem says of its blocks, in the order of the forward pass.
+    """The description of a problem's blocks, in the order of the forward pass.
 
     Parameters
     ----------

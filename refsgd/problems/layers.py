@@ -75,7 +75,7 @@ class LayerByLayer:
 
 @dataclass(frozen=True)
 class Layers:
-    """What a problem says of its layers, in the order of the forward pass.
+    """The description of a problem's layers, in the order of the forward pass.
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ def _calls(deploy: Small, steps: int) -> list[Call]:
 
 def _owed(calls: Sequence[Call]) -> tuple[float, float]:
     """The most by which an entry of what a node decoded differs from the sum of what all have encoded, and
-    the least that all senders' messages can say of an entry."""
+    the least that all senders' messages can send of an entry."""
     came, said = defaultdict[Any, Any](float), defaultdict[Any, Any](float)
     for call in calls:
         into, key = (came, call.part) if call.encodes else (said, (call.node, call.part))

@@ -31,7 +31,7 @@ def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
     return Prediction(c.workers / math.fsum(1 / r if r else math.inf for r in rounds), "s", "exact",
                       {"compute E[T]": iteration.mean_time(c.times), "transfer": exchange, "update": waits,
                        "queueing": 0.0},
-                      "E[T] + (2 latency + w, after an own push + w + u)/n_fetch",
+                      "E[T] + (2 latency + w, after its own push + w + u)/n_fetch",
                       "Dean et al. 2012; Zhang et al. 2015", "a fetch waits, a push does not")
 
 
