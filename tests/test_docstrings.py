@@ -16,6 +16,7 @@ import refsgd.collectives
 import refsgd.problems.data
 import refsgd.testing
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.gossip import graphs
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems.nn import elementwise, kernels, vector
 
@@ -32,6 +33,9 @@ NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper"
          "run")
 #: the parts of a problem that users build besides what the packages export
 BUILT = ("Block", "Chain", "LayerByLayer", "Layers")
+#: what users take from the modules of graphs, which name the graphs themselves, and of results
+GRAPHS = (*(graph.__name__ for graph in graphs.GRAPHS.values()), "one_peer_exponential", "metropolis", "spectral_gap")
+RETURNED = ("Result", "final_parameters", "parameters_sha256")
 #: what describes a cluster
 DESCRIBED = ("Distribution", "Link", "Machine")
 MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
@@ -59,15 +63,11 @@ def defined(module):
                 yield f"{name}.{own}", getattr(thing, own)
 
 
-def deploys(thing):
-    """Whether a function deploys an algorithm, so that users call it."""
-    return inspect.isfunction(thing) and inspect.signature(thing).return_annotation == "Deployment"
-
-
 def held(name):
     """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
-    it, its update rule and its graphs; of collectives and the conformance kit what their packages export; of
-    problems and data what their packages export and what users build; of clusters what users describe."""
+    it, its update rule and its graphs; of results what users call; of collectives and the conformance kit
+    what their packages export; of problems and data what their packages export and what users build; of
+    clusters what users describe."""
     things = dict(defined(importlib.import_module(name)))
     for package in (refsgd.collectives, refsgd.testing):
         if name.startswith(package.__name__):
@@ -77,9 +77,11 @@ def held(name):
         return {own: thing for own, thing in things.items() if own in exported or own in BUILT}
     if name.startswith("refsgd.cluster."):
         return {own: thing for own, thing in things.items() if own.split(".")[0] in DESCRIBED}
-    whole = not name.startswith("refsgd.algorithms.") or name.endswith(".graphs")
+    if name.endswith((".graphs", ".result")):
+        return {own: thing for own, thing in things.items() if own.split(".")[0] in (*GRAPHS, *RETURNED)}
+    whole = not name.startswith("refsgd.algorithms.")
     return {own: thing for own, thing in things.items()
-            if whole or deploys(thing) or thing is SGD}
+            if whole or thing is SGD or thing in CATALOGUE.values()}
 
 
 def parameters(doc):

@@ -216,17 +216,8 @@ def deploy(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int,
            server: Callable[[Shard, list[str]], Program[Array]],
            client: Callable[[int, list[str]], Program[Array]] | None = None,
            survives: bool = True) -> Deployment:
-    """A deployment of workers, and of servers with a part each.
-
-    Parameters
-    ----------
-    server : callable
-        (shard, names of the workers) -> a server's program.
-    client : callable, optional
-        (rank, names of the servers) -> a worker's program; by default `worker`.
-    survives : bool
-        Whether the servers handle the death of a worker.
-    """
+    """Workers, with the program of `client` for a rank and the names of the servers, or `worker`; servers
+    with a part each, which get the names of the workers, and which may survive the death of one."""
     ws, ss = names(workers, servers)
     how = exchange.of(problem)
     parts = how.cut(problem, servers)

@@ -61,17 +61,8 @@ class Replica:
 def deploy(problem: Objective, workers: int, sgd: SGD,
            program: Callable[[Replica, Sequence[str]], Program[Any]],
            handler: Callable[[Replica], Program[None]] | None = None, survives: bool = False) -> Deployment:
-    """A deployment of peers with a replica each.
-
-    Parameters
-    ----------
-    program : callable
-        (replica, names of all peers by rank) -> the main program.
-    handler : callable, optional
-        The program of the same replica that serves other peers.
-    survives : bool
-        Whether the peers handle the death of another peer.
-    """
+    """Peers with a replica each: the main `program` gets it and the names of all peers, a `handler` of the
+    same replica serves other peers, and peers may survive the death of another."""
     names, nodes = peers(workers), {}
     for rank, name in enumerate(names):
         replica = Replica(rank, problem.x0, sgd)

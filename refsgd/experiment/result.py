@@ -1,13 +1,4 @@
-"""The result of a run: metrics, a history and hashes, as text, JSON or HTML.
-
-Parameters
-----------
-run : Run
-    From a runtime.
-trace : Trace
-x : ndarray, (d,)
-    Of any float type.
-"""
+"""The result of a run: metrics, a history and hashes, as text, JSON or HTML."""
 
 from __future__ import annotations
 
@@ -67,6 +58,11 @@ def parameters_sha256(x: Array) -> str:
 
     A float64 too large for float32, from a diverging run, counts as infinity.
 
+    Parameters
+    ----------
+    x : ndarray, (d,)
+        Of any float type.
+
     Returns
     -------
     str
@@ -77,13 +73,7 @@ def parameters_sha256(x: Array) -> str:
 
 
 def schedule_sha256(trace: Trace) -> str:
-    """SHA-256 of the schedule: the order in which each node's programs acted, what they received or chose.
-
-    Returns
-    -------
-    str
-        64 hexadecimal digits.
-    """
+    """SHA-256 of the schedule: the order in which each node's programs acted, what they received or chose."""
     digests = {node: hashlib.sha256() for node in trace.nodes}
     for e in trace.events:
         src = e.src if isinstance(e, Received | Polled) else None
@@ -96,13 +86,7 @@ def schedule_sha256(trace: Trace) -> str:
 
 
 def replicas(run: Run) -> tuple[list[Array], list[Array]]:
-    """The vectors, or the attributes ``x``, that servers and workers returned; a ``part`` is joined.
-
-    Returns
-    -------
-    (list of ndarray, list of ndarray)
-        Of the servers, and of the workers.
-    """
+    """The vectors, or the attributes ``x``, that servers and workers returned; workers' parts are joined."""
     servers, workers = list[Array](), list[tuple[int, Any]]()  # in server order, whichever ended first
     for node in run.trace.nodes:
         x = getattr(value := run.values.get(node), "x", value)
@@ -114,17 +98,7 @@ def replicas(run: Run) -> tuple[list[Array], list[Array]]:
 
 
 def average(vectors: Sequence[Array]) -> Array:
-    """The mean of replicas, as x_0 + mean(x_i - x_0): equal replicas give the same bits.
-
-    Parameters
-    ----------
-    vectors : sequence of ndarray, (d,)
-        At least one.
-
-    Returns
-    -------
-    ndarray, (d,)
-    """
+    """The mean of replicas, at least one, as x_0 + mean(x_i - x_0): equal replicas give the same bits."""
     first, *others = vectors
     if not others:
         return first
@@ -133,6 +107,11 @@ def average(vectors: Sequence[Array]) -> Array:
 
 def final_parameters(run: Run) -> Array:
     """The parameters to evaluate: the servers' parts joined, or else the mean of the replicas; (d,).
+
+    Parameters
+    ----------
+    run : Run
+        From a runtime.
 
     Returns
     -------

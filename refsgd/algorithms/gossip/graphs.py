@@ -178,17 +178,8 @@ GRAPHS: dict[str, Callable[[int], Graph]] = {
 
 
 def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> Graph:
-    """The graph of this name; a single worker has no neighbours in any graph.
-
-    Parameters
-    ----------
-    name : str
-        A key of `GRAPHS`.
-    workers : int
-        Number of nodes, at least 1.
-    known : sequence of str
-        The names that the error message for another name lists.
-    """
+    """The graph of a name in `GRAPHS`, or an error that lists those `known`; a single worker has no
+    neighbours in any graph."""
     if name not in GRAPHS:
         raise ValueError(f"graph {name!r}; expected one of {', '.join(known)}")
     if workers < 1:
@@ -197,15 +188,8 @@ def graph_of(name: str, workers: int, known: Sequence[str] = tuple(GRAPHS)) -> G
 
 
 def sides(graph: Graph) -> list[int] | None:
-    """Colour a graph with two colours so that neighbours differ.
+    """0 or 1 for each node, 0 for the first, so that neighbours differ; None if the graph has an odd cycle.
 
-    Returns
-    -------
-    list of int, or None
-        0 or 1 for each node, 0 for the first; None if the graph has an odd cycle.
-
-    Examples
-    --------
     >>> sides(ring(4)), sides(ring(3))
     ([0, 1, 0, 1], None)
     """

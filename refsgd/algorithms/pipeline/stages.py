@@ -105,17 +105,8 @@ class Worker(Replica):
 
 def deploy(problem: Divisible, workers: int, sgd: SGD, stages: int | None, cut: str, collective: Collective,
            program: Callable[[Worker], Program[Any]], chunks: int = 1) -> Deployment:
-    """A deployment of stages, one or more on each node, in one replica or several.
-
-    Ranks go through the replicas of the first stage, then through those of the second.
-
-    Parameters
-    ----------
-    program : callable
-        The main program of a node.
-    chunks : int
-        Stages on each node.
-    """
+    """Stages, `chunks` of them on each node, in one replica of the net or several; ranks go through the
+    replicas of the first stage, then through those of the second."""
     if workers < 1:
         raise ValueError(f"workers {workers}; expected at least 1")
     depth = workers if stages is None else stages
