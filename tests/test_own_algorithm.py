@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,13 @@ def test_python_takes_the_same_text(tmp_path):
     assert list(refsgd.compare([NAME + " rate=2", "asp"], runtime="simulator", **given).results) == [
         "pipedream rate=2", "asp"]
     assert refsgd.Stepper(NAME).name.startswith("pipedream") and "pipedream, 2" in explore_algorithm(NAME, steps=1)
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "beside_mine.py").write_text(MINE)
+    (tmp_path / "using.py").write_text("from beside_mine import pipedream as using\n")
+    monkeypatch.setattr("sys.path", [*sys.path])
+    assert refsgd.run(f"{tmp_path}/using.py:using", data="quadratic", workers=2, steps=3).algorithm == "pipedream"
 
 
 def test_an_own_function_with_a_name_of_the_catalogue_gets_none_of_its_formulas():

@@ -48,11 +48,11 @@ def imported(text: str) -> Any:
         raise Usage(f"algorithm {text!r}; expected FILE.py:FUNCTION, e.g. mine.py:my_algorithm, or one of "
                     + ", ".join(CATALOGUE))
     try:
-        if place.endswith(".py"):
-            module = _run(os.path.realpath(place), Path(place).read_bytes())
-        else:
-            sys.path.insert(0, os.getcwd())
-            module = importlib.import_module(place)
+        path = os.path.realpath(place)
+        # as Python does for a program: what it imports may lie beside it
+        sys.path.insert(0, os.path.dirname(path))
+        module = (_run(path, Path(path).read_bytes()) if place.endswith(".py")
+                  else importlib.import_module(place))
     except (ImportError, OSError) as error:
         raise Usage(f"cannot import {place}: {error}; expected a module or a file that ends in .py") from None
     except Exception as error:  # a user's module may raise anything
