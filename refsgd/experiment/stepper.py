@@ -166,19 +166,10 @@ class Stepper:
         return self
 
     def run_until(self, target: Target) -> Stepper:
-        """Perform first actions until an event happens.
-
-        Parameters
-        ----------
-        target : str or callable
-            The name of a mark (``"update"``, ``"clock"``, ``"block"``), a kind of event (``"receive"``,
-            ``"send"``, ``"compute"``, ...), or ``event -> bool``.
-
-        Raises
-        ------
-        ValueError
-            Nothing of this name happens in the whole run; the stepper does not move.
-        """
+        """Perform first actions until an event happens: a mark of this name (``"update"``, ``"clock"``,
+        ``"block"``), an event of this kind (``"receive"``, ``"send"``, ``"compute"``, ...), or one for which
+        the function is true; raises ValueError, and does not move, if nothing of this name happens in the
+        whole run."""
         def hit(event: Event) -> bool:
             if callable(target):
                 return bool(target(event))
