@@ -277,8 +277,9 @@ def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
     lines = [
         f"pass: time until every worker has finished its equal share of {images:,} images "
         f"({PAGES['links']}); ~ approximation, ? bound, else exact",
-        f"factor: relative to {base} with equal work; compare times only within a kind: a pass of another "
-        "kind may improve accuracy less",
+        f"factor: relative to {base} with equal work, the baseline, which is recommended unless another of "
+        "its kind is at least 5 % faster; compare times only within a kind: a pass of another kind may "
+        "improve accuracy less",
         "without ...: the cluster without its slowest workers; work by speed: batches in proportion to speed",
         "idle: share of worker time not spent computing gradients, averaged over workers; a worker that ends "
         f"early is idle until the last one ends ({PAGES['idle']})",
