@@ -113,11 +113,10 @@ def few_draws():
 @pytest.fixture
 def fewer_draws(monkeypatch):
     """A third of the draws: their error is half that of ten short runs beside them."""
-    from refsgd.theory.phenomena import pipeline, queues, scripts
+    from refsgd.theory.phenomena import queues, scripts
 
     monkeypatch.setattr(queues, "DRAWS", queues.DRAWS // 3)
-    for module in (pipeline, scripts):
-        monkeypatch.setattr(module, "REPLICAS", module.REPLICAS // 3)
+    monkeypatch.setattr(scripts, "REPLICAS", scripts.REPLICAS // 3)
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from refsgd.theory.phenomena import iteration, pipeline, queues, ring, scripts
+from refsgd.theory.phenomena import iteration, queues, ring, scripts
 
 
 @contextmanager
@@ -14,7 +14,6 @@ def few_draws():
         for module in (queues, ring):
             patch.setattr(module, "DRAWS", 2000)
         patch.setattr(queues, "PACE", 400)
-        for module in (pipeline, scripts):
-            patch.setattr(module, "REPLICAS", 2)
+        patch.setattr(scripts, "REPLICAS", 2)
         patch.setattr(iteration, "SAMPLES", 20_000)
         yield

@@ -88,6 +88,11 @@ def check_distribution(name: str, time: Time | None) -> Distribution:
     return time
 
 
+def certain(*times: Distribution | None) -> bool:
+    """Whether all times are fixed; None is no time."""
+    return all(time is None or time.family == "fixed" for time in times)
+
+
 def check_width(workers: int) -> None:
     """Raise Uncovered if there are too many workers to evaluate a recursion."""
     if workers > WIDEST:

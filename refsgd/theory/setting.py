@@ -12,8 +12,9 @@ from typing import Any
 from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.theory.estimate import check_distribution, kind_of, sampling
+from refsgd.theory.estimate import certain, check_distribution, kind_of, sampling
 from refsgd.theory.phenomena import gate, iteration, layerwise, server, ways
+from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.phenomena.gate import Network
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
@@ -41,10 +42,20 @@ class Setting:
         return [check_distribution("compute", prices.own(self.machine, i)) for i in range(self.workers)]
 
     @functools.cached_property
+    def updates(self) -> list[Distribution | None]:
+        """Time of each worker's own update, at its speed."""
+        return [prices.at(self.machine, "worker", i).update for i in range(self.workers)]
+
+    @functools.cached_property
     def own(self) -> list[float]:
-        """E[u] of each worker's own update, at its speed."""
+        """E[u] of each worker's own update."""
         return [iteration.update_mean(self.machine.update) / self.machine.speed(i)
                 for i in range(self.workers)]
+
+    @property
+    def link(self) -> Link:
+        """The cost of a message in a collective."""
+        return Link(self.machine.latency, self.machine.bandwidth, self.machine.reduction)
 
     @property
     def own_update(self) -> Distribution | None:
@@ -148,7 +159,12 @@ class Setting:
     @property
     def tied(self) -> bool:
         """Whether all gradients take fixed times, so that messages tie and rounding decides the order."""
-        return all(time.family == "fixed" for time in self.times)
+        return certain(*self.times)
+
+    @property
+    def together(self) -> bool:
+        """Whether all gradients take the same fixed time."""
+        return self.tied and len(set(self.times)) == 1
 
     @property
     def alike(self) -> bool:
@@ -271,5 +287,4 @@ def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[
     ends = [time.mean + e for (time, _), e in zip(sums, fixed, strict=True)]
     near = [i for i, (time, _) in enumerate(sums)
             if ends[i] >= max(ends) * (1 - 1e-12) - 3 * math.sqrt(min(time.variance, time.mean * time.mean))]
-    sure = all(time.family == "fixed" for time in c.times)
-    return mean_of_maximum([sums[i][0] for i in near]) + max(fixed[i] for i in near), sure
+    return mean_of_maximum([sums[i][0] for i in near]) + max(fixed[i] for i in near), c.tied

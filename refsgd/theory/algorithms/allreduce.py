@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from refsgd.cluster import placement, prices
+from refsgd.cluster import placement
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, on_shared_links, repeat
-from refsgd.theory.estimate import WIDEST, Uncovered, kind_of
+from refsgd.theory.estimate import WIDEST, Uncovered, certain, kind_of
 from refsgd.theory.phenomena import collectives, iteration, layerwise, ring, scripts
 from refsgd.theory.phenomena.collectives import Exchange, Link, factors
 from refsgd.theory.phenomena.layerwise import Plan
@@ -24,15 +24,14 @@ LISTENERS = 32  # most peers that all receive from all and whose links are evalu
 
 def collective(c: Setting, name: str = "ring") -> Exchange:
     """An allreduce of the setting's model."""
-    link = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction)
     if name == "ring" and c.nbytes:
-        return collectives.ring(c.workers, c.nbytes, link, chunk=_largest_chunk(c))
+        return collectives.ring(c.workers, c.nbytes, c.link, chunk=_largest_chunk(c, c.workers))
     if name == "double-tree":
-        return collectives.double_tree(c.workers, c.nbytes, link, chunk=c.nbytes / 16)  # 8 for each tree
+        return collectives.double_tree(c.workers, c.nbytes, c.link, chunk=c.nbytes / 16)  # 8 for each tree
     if name == "hierarchical":
-        return _hierarchical(c, link)
+        return _hierarchical(c)
     options = {key: c.options.get(key) for key in ("columns", "rings")}
-    return collectives.allreduce(name, c.workers, c.nbytes, link, **options)
+    return collectives.allreduce(name, c.workers, c.nbytes, c.link, **options)
 
 
 def group_of(c: Setting) -> int:
@@ -47,21 +46,26 @@ def group_of(c: Setting) -> int:
     return devices.pop()
 
 
-def _hierarchical(c: Setting, link: Link) -> Exchange:
+def _hierarchical(c: Setting) -> Exchange:
     """The exchange in a run of several steps, where the star's messages arrive staggered."""
     g, inside = group_of(c), c.machine.inside
     if inside and inside.duplex == "half" and g > 2:
         raise Uncovered("no formula of hierarchical all-reduce covers half-duplex links inside hosts")
-    inner = link
+    inner = c.link
     if c.machine.hosts:
         inner = Link(inside.latency, inside.bandwidth) if inside else Link()
     m = c.workers // g
-    return collectives.hierarchical(g, m, c.nbytes, link, inner, 4.0 * -(-c.nbytes // (4 * m)), repeated=True)
+    return collectives.hierarchical(g, m, c.nbytes, c.link, inner, _largest_chunk(c, m), repeated=True)
 
 
-def _largest_chunk(c: Setting) -> float:
-    """Bytes of the largest of n chunks, a whole number of float32."""
-    return 4.0 * -(-c.nbytes // (4 * c.workers))
+def _largest_chunk(c: Setting, chunks: int) -> float:
+    """Bytes of the largest chunk, a whole number of float32."""
+    return 4.0 * -(-c.nbytes // (4 * chunks))
+
+
+def _in_step(c: Setting) -> bool:
+    """Whether peers that begin together end together."""
+    return c.together and certain(c.machine.update) and len(set(c.own)) == 1
 
 
 def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
@@ -69,15 +73,12 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
     """Iteration and run of peers in a ring, by its recursion: a late peer delays only its successors."""
     if c.placed and c.workers > 1 and gradients:
         return _shared_ring(c, step, gradients, before, after, period)
-    together = len(set(c.times)) == 1 and c.times[0].family == "fixed" and (
-        c.machine.update is None or c.machine.update.family == "fixed")
-    if c.workers == 1 or c.workers > WIDEST or not gradients or (together and len(set(c.own)) == 1) or not (
+    if c.workers == 1 or c.workers > WIDEST or not gradients or _in_step(c) or not (
         c.machine.latency or c.transfer or c.machine.reduction):
         return step, step
-    link, own = Link(c.machine.latency, c.machine.bandwidth, c.machine.reduction), [
-        prices.at(c.machine, "worker", i).update for i in range(c.workers)]
-    run = ring.rounds(c.times, gradients, _largest_chunk(c), link, own, before=before, after=after)
-    long = ring.rounds(c.times, [period] * 60, _largest_chunk(c), link, own, before=before, after=after)
+    chunk = _largest_chunk(c, c.workers)
+    run, long = (ring.rounds(c.times, each, chunk, c.link, c.updates, before=before, after=after)
+                 for each in (gradients, [period] * 60))
     equal = c.nbytes % (4 * c.workers) == 0
     pace, mean = long.pace.scaled(1 / period), iteration.mean_time(c.times)
     u = before * c.update + after * c.update / period
@@ -92,13 +93,14 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
 def _shared_ring(c: Setting, step: Prediction, gradients: Sequence[int], before: int, after: int,
                  period: int) -> tuple[Prediction, Prediction]:
     """Iteration and run of a ring on links that its ranks share."""
-    n, own = c.workers, [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
-    sizes = slices(c.nbytes, n)
+    n, sizes = c.workers, slices(c.nbytes, c.workers)
+
+    script = scripts.periodic(lambda i, _: scripts.ring(i, n, sizes, c.machine.reduction), before=before,
+                              after=after)
 
     def evaluated(each: Sequence[int]) -> ring.Rounds:
-        return scripts.rounds(c.machine, c.times, own, each, [(i, (i + 1) % n) for i in range(n)],
-                              2 * n * (n - 1), lambda i, _: scripts.ring(i, n, sizes, c.machine.reduction),
-                              before=before, after=after)
+        return scripts.rounds(c.machine, c.times, c.updates, each, [(i, (i + 1) % n) for i in range(n)],
+                              2 * n * (n - 1), script, before=before, after=after)
 
     run = evaluated(gradients)
     long = run if len(gradients) >= 24 and set(gradients) == {period} else evaluated([period] * 24)
@@ -159,7 +161,7 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
     took, sent = list[float](), 0.0
     for part in plan.parts:
         sums = [collective(replace(c, nbytes=int(size), plan=None), name) for size in part.sums] or [
-            collectives.gather(n, part.up, Link(c.machine.latency, c.machine.bandwidth))]
+            collectives.gather(n, part.up, c.link)]
         took.append(math.fsum(each.time.value for each in sums)
                     + plan.codec * part.down * (1 + (len(part.sums) or n)))
         sent += math.fsum(each.total for each in sums)
@@ -168,12 +170,10 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
                                [slowest * share for share, *_ in moves],
                                [math.fsum(took[j] for j in ready) for *_, ready in moves])
     u = max(c.own)
-    together = c.tied and len(set(c.times)) == 1 and len(set(c.own)) == 1 and (
-        c.machine.update is None or c.machine.update.family == "fixed")
     level = n == 1 or all(not part.sums or (all(size % (4 * n) == 0 for size in part.sums) and (
         name in LEVEL or (name in EVEN and n & (n - 1) == 0))) for part in plan.parts)
     step = Prediction(
-        end + u, "s", kind_of(together and level),
+        end + u, "s", kind_of(_in_step(c) and level),
         {"compute E[T]": mean, "straggling": slowest - mean, "transfer": max(end - slowest, 0.0),
          "update": u},
         "end of the last bucket + u, end_j = max(end_{j+1}, end of its backward pass) + c_j",
@@ -187,12 +187,10 @@ def dgc(c: Setting) -> Figures:
     """Deep gradient compression: each peer sends its largest entries to all others, then all update."""
     if c.plan:
         return _in_parts(c, c.plan, "ring")
-    link = Link(c.machine.latency, c.machine.bandwidth)
-    exchange = collectives.sparse_gather(c.workers, c.nbytes, link, float(c.options.get("ratio", 0.01)))
+    exchange = collectives.sparse_gather(c.workers, c.nbytes, c.link, float(c.options.get("ratio", 0.01)))
     step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
     run = repeat(c, step)
-    alike = c.tied and len(set(c.times)) == 1 and not c.placed
-    if 1 < c.workers <= LISTENERS and c.machine.linked and not alike:
+    if 1 < c.workers <= LISTENERS and c.machine.linked and (c.placed or not c.together):
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
         step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1), rotated=True)
     return figures(c, step, run, c.steps, exchange.total, fresh(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from refsgd.theory.algorithms.asp import DRAWN, drawn, shares_of
 from refsgd.theory.algorithms.peers import fresh
+from refsgd.theory.estimate import certain
 from refsgd.theory.phenomena import iteration, queues
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures
@@ -26,8 +27,7 @@ def bsp(c: Setting) -> Figures:
 
 def _in_step(c: Setting) -> bool:
     """Whether workers that share hosts with servers stay in step, or are too many to evaluate."""
-    fixed = c.machine.update is None or c.machine.update.family == "fixed"
-    return (c.tied and len(set(c.times)) == 1 and fixed) or c.workers * c.servers > MANY
+    return (c.together and certain(c.machine.update)) or c.workers * c.servers > MANY
 
 
 def _figures(c: Setting, step: Prediction, run: Prediction) -> Figures:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from refsgd.cluster import prices
 from refsgd.theory.algorithms.asp import PUSHES, drawn
 from refsgd.theory.algorithms.peers import free
 from refsgd.theory.estimate import Uncovered, check_count
@@ -94,9 +93,8 @@ def easgd(c: Setting) -> Figures:
     """EASGD: elastic exchange with the centre at t = 0, period, ...; workers update their own replicas."""
     h, own = check_count("period", int(c.options.get("period", 4))), math.fsum(c.own) / c.workers
     sync = c.options.get("mode") == "sync"
-    updates = [prices.at(c.machine, "worker", i).update for i in range(c.workers)]
     rule = queues.Centred if sync else queues.Fetching
-    path = queues.path(rule, c.times, c.links, c.steps, h, 1, True, own=updates)
+    path = queues.path(rule, c.times, c.links, c.steps, h, 1, True, own=c.updates)
     step, exchanges = lone(c, h), -(-c.steps // h)
     step = replace(step, value=step.value + own,
                    terms={**step.terms, "update": step.terms["update"] + own, "own update": own})

@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from refsgd.cluster import prices
-from refsgd.theory.estimate import kind_of
+from refsgd.theory.estimate import certain, kind_of
 from refsgd.theory.phenomena import gossip, iteration, ring, scripts
 from refsgd.theory.prediction import Prediction
 from refsgd.theory.setting import Setting, last_of_sums, weaker, zero
@@ -38,7 +37,7 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
     exchange = max(waits - step.terms.get("own update", 0.0), 0.0)
     last, exact = last_of_sums(c, mine)
     other = (c.steps + more) * exchange
-    fixed = c.tied and (not own or c.machine.update is None or c.machine.update.family == "fixed")
+    fixed = c.tied and (not own or certain(c.machine.update))
     known = exact and step.kind == "exact" and (fixed or not (exchange or any(mine)))
     return Prediction(last + other + tail, "s", kind_of(known),
                       {"last of the sums": last, "exchanges": other, "until the servers end": tail},
@@ -86,14 +85,15 @@ def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes:
         for j in rounds[k % len(rounds)][i]:
             yield scripts.RECEIVE, j, 0
 
-    own = [prices.at(c.machine, "worker", i).update for i in range(n)]
     late = before or rotated  # updates follow the messages
     pairs = {(j, i) for heard in rounds for i in range(n) for j in heard[i]}
 
+    script = scripts.periodic(hear, first=send if before else None, before=int(not late), after=int(late))
+
     def evaluated(steps: int) -> ring.Rounds:
-        return scripts.rounds(c.machine, c.times, own, [1] * steps, pairs,
-                              max(sum(map(len, heard)) for heard in rounds), hear,
-                              first=send if before else None, before=int(not late), after=int(late))
+        return scripts.rounds(c.machine, c.times, c.updates, [1] * steps, pairs,
+                              max(sum(map(len, heard)) for heard in rounds), script,
+                              before=int(not late), after=int(late))
 
     run = evaluated(c.steps)
     return on_shared_links(c, run, run if c.steps >= 48 else evaluated(48), c.update)
@@ -111,9 +111,8 @@ def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: fl
     waits = drawn.pace.value - mean - u
     paid = min(0.0 if before else c.machine.latency + most * transfer, max(waits, 0.0))
     terms = {"compute E[T]": mean, "partner": max(waits - paid, 0.0), "transfer": paid, "update": u}
-    together = len(set(c.times)) == 1 and c.tied
-    steady = (c.machine.update is None or c.machine.update.family == "fixed") and len(set(c.own)) == 1
-    clear = (not transfer or (together and most == 1)) and steady
+    steady = certain(c.machine.update) and len(set(c.own)) == 1
+    clear = (not transfer or (c.together and most == 1)) and steady
     told = "the peers' recursion, by Monte Carlo", "Lian et al. 2017; Assran et al. 2019"
     return (drawn.pace.predicted("s", terms, *told, faithful=clear),
             drawn.end.predicted("s", {"last peer": drawn.end.value}, *told, faithful=clear))

@@ -10,7 +10,8 @@ from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import fresh
 from refsgd.theory.estimate import Uncovered
 from refsgd.theory.phenomena import pipeline
-from refsgd.theory.phenomena.pipeline import Order, Pipeline
+from refsgd.theory.phenomena.pipeline import Pipeline
+from refsgd.theory.phenomena.scripts import Order
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, count, figures
 
@@ -27,9 +28,8 @@ def _figures(c: Setting, p: Pipeline, order: Order, micro: int, told: str) -> Fi
     c = replace(c, machine=c.machine.with_(compute=tuple(
         time.scaled(share) if share and time else Distribution("fixed", (0.0,))
         for i, time in enumerate(each) for share in [p.share(i // p.replicas)])))
-    own = [prices.at(c.machine, "worker", k).update for k in range(c.workers)]
-    run = pipeline.rounds(c.machine, c.times, own, p, order, c.steps, micro)
-    long = pipeline.rounds(c.machine, c.times, own, p, order, LONG, micro, more=c.workers)
+    run = pipeline.rounds(c.machine, c.times, c.updates, p, order, c.steps, micro)
+    long = pipeline.rounds(c.machine, c.times, c.updates, p, order, LONG, micro, more=c.workers)
     means = [time.mean for time in c.times]
     mean, u = math.fsum(means) / c.workers, math.fsum(c.own) / c.workers
     terms = {"compute E[T]": mean, "update": u, "partner": max(long.pace.value - mean - u, 0.0)}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
-from refsgd.cluster import prices
 from refsgd.theory.algorithms.peers import fresh, on_shared_links
 from refsgd.theory.phenomena import ring, scripts
-from refsgd.theory.phenomena.scripts import WORK, Step, gathered, reduced
+from refsgd.theory.phenomena.scripts import MARK, WORK, Script, gathered, reduced
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import DomainError, Figures
 from refsgd.theory.setting import Setting, clocks, figures, slices
@@ -34,24 +33,26 @@ def zero(c: Setting) -> Figures:
                 for first, end in pairwise(ends)]
     c = replace(c, plan=None)
 
-    def step(i: int, time: float, update: float) -> Iterator[Step]:
-        for sizes, (_, f, _) in zip(sections, layers):
-            yield from gathered(i, n, sizes) if stage == 3 else ()
-            yield WORK, i, time * f
-        for sizes, (_, _, b) in reversed(list(zip(sections, layers))):
-            yield from gathered(i, n, sizes) if stage == 3 else ()
-            yield WORK, i, time * b
-            yield from reduced(i, n, sizes, c.machine.reduction)
-        yield WORK, i, update
-        yield from gathered(i, n, shards) if stage < 3 else ()
+    def script(i: int, gradients: Sequence[int], times: Iterator[float], updates: Iterator[float]) -> Script:
+        for _ in gradients:
+            time = next(times)
+            for sizes, (_, f, _) in zip(sections, layers):
+                yield from gathered(i, n, sizes) if stage == 3 else ()
+                yield WORK, i, time * f
+            for sizes, (_, _, b) in reversed(list(zip(sections, layers))):
+                yield from gathered(i, n, sizes) if stage == 3 else ()
+                yield WORK, i, time * b
+                yield from reduced(i, n, sizes, c.machine.reduction)
+            yield WORK, i, next(updates)
+            yield from gathered(i, n, shards) if stage < 3 else ()
+            yield MARK, i, 0
 
     messages = (n - 1) * sum((3 if stage == 3 else 1) * sum(map(bool, sizes)) for sizes in sections)
     messages += (n - 1) * n if stage < 3 else 0
-    own = [prices.at(c.machine, "worker", i).update for i in range(n)]
 
     def evaluated(steps: int) -> ring.Rounds:
-        return scripts.rounds(c.machine, c.times, own, [1] * steps, [(i, (i + 1) % n) for i in range(n)],
-                              messages, step=step, after=1)
+        return scripts.rounds(c.machine, c.times, c.updates, [1] * steps,
+                              [(i, (i + 1) % n) for i in range(n)], messages, script)
 
     run = evaluated(c.steps)
     each, end = on_shared_links(

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, check_count, check_distribution, check_width
+from refsgd.theory.estimate import Estimate, certain, check_count, check_distribution, check_width
 from refsgd.theory.phenomena import queues
 from refsgd.theory.phenomena.gate import Fresh, Server, Table
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, mean_of_order
@@ -110,7 +110,7 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
     """The process through the queues of one server, for any distributions."""
     n, k = len(times), check_count("backups", backups, 0)
     check_width(n)
-    random = any(time is not None and time.family != "fixed" for time in (*times, network.update))
+    random = not certain(*times, network.update)
     weight = queues.weight_of(network, n, random)
     seen = min(check_count("steps", steps), max(queues.MESSAGES // weight, queues.LEAST))
     replicas = max(4 if weight > 500 else 8, min(256, queues.DRAWS // (weight * seen))) if random else 1

@@ -20,7 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution, check_time, check_width
+from refsgd.theory.estimate import (
+    Estimate,
+    Values,
+    certain,
+    check_count,
+    check_distribution,
+    check_time,
+    check_width,
+)
 from refsgd.theory.phenomena.ring import Rounds
 from refsgd.theory.phenomena.stragglers import integrate_survival, survival
 from refsgd.theory.prediction import DomainError, Prediction
@@ -118,8 +126,8 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
     busiest = max(len(near) for heard in sources for near in heard)
     clocks = max(48, min(CLOCKS, 500_000 // (n * busiest + 1)))
     seen = min(check_count("steps", steps), clocks)
-    certain = all(check_distribution("compute", time).family == "fixed" for time in times)
-    replicas = 1 if certain else max(8, 300_000 // (n * clocks))
+    fixed = certain(*(check_distribution("compute", time) for time in times))
+    replicas = 1 if fixed else max(8, 300_000 // (n * clocks))
     rng = np.random.default_rng(1705)
     drawn = np.stack([time.sample(rng, replicas * clocks).reshape(replicas, clocks) for time in times],
                      axis=2)
@@ -139,5 +147,5 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
         starts = np.maximum(own, incoming) + (update if before else 0.0)
         warm = starts.mean(axis=1) if t == first else warm
         end = starts.max(axis=1) if t == seen - 1 else end
-    pace = Estimate.of((starts.mean(axis=1) - warm) / (clocks - 1 - first), not certain)
-    return Rounds(pace, Estimate.of(end, not certain).continued(steps - seen, pace))
+    pace = Estimate.of((starts.mean(axis=1) - warm) / (clocks - 1 - first), not fixed)
+    return Rounds(pace, Estimate.of(end, not fixed).continued(steps - seen, pace))

@@ -29,7 +29,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Values, check_count, check_distribution, check_time, kind_of, sampling
+from refsgd.theory.estimate import (
+    Values,
+    certain,
+    check_count,
+    check_distribution,
+    check_time,
+    kind_of,
+    sampling,
+)
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import DomainError, Prediction
 
@@ -66,7 +74,7 @@ def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) ->
 
 def _drawn(times: Sequence[Distribution]) -> tuple[Values, list[tuple[Values, float]]]:
     """Drawn times, one row for each iteration (one row if all are fixed), and control variates."""
-    rows = 1 if all(time.family == "fixed" for time in times) else max(SAMPLES // (8 * len(times)), 500)
+    rows = 1 if certain(*times) else max(SAMPLES // (8 * len(times)), 500)
     rng = np.random.default_rng(20170)
     drawn = np.stack([time.sample(rng, rows) for time in times], axis=1)
     return drawn, [(drawn.max(axis=1), mean_of_maximum(times)), (drawn.mean(axis=1), mean_time(times))]
@@ -125,12 +133,12 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
     slowest, remote, half = mean_of_maximum(times), n - colocated, duplex == "half"
     if duplex not in ("full", "half") or (half and k > 1):
         raise DomainError(f"duplex {duplex!r}, servers {k}; expected full, or half with one server")
-    exact = k == 1 or update is None or update.family == "fixed"
+    exact = k == 1 or certain(update)
     error = 0.0
     if stepped := colocated and k == n > 1:  # all stay in step, and answers come at the same time
         total = slowest + 2 * alpha + u + 2 * (n - 1) / n * w
-        together = len(set(times)) == 1 and times[0].family == "fixed"
-        exact, formula = exact and (w == 0 or together), "E[max T] + 2 latency + u + 2 (n-1)/n w"
+        exact = exact and (w == 0 or (len(set(times)) == 1 and certain(*times)))
+        formula = "E[max T] + 2 latency + u + 2 (n-1)/n w"
     else:
         barrier, error = bsp_barrier(times, w / k, lag=2 * alpha + w - w / k, local=colocated,
                                      least=2 * remote * w * half)
@@ -194,12 +202,13 @@ def allreduce(times: Sequence[Distribution], exchange: Prediction, update: Distr
     the share of the exchange both shrink with the period.
     """
     h, mean, sums = check_count("period", period), mean_time(times), [sum_of(time, period) for time in times]
-    steady = update is None or update.family == "fixed"
-    u = update_mean(update) if update is None or steady or h > 1 else mean_of_maximum([update] * len(times))
+    u = update_mean(update)
+    if update is not None and h == 1 and not certain(update):
+        u = mean_of_maximum([update] * len(times))
     slowest, each = mean_of_maximum([time for time, _ in sums]) / h, exchange.value / h
-    together = len(set(times)) == 1 and times[0].family == "fixed"
-    exact = (all(known for _, known in sums) and exchange.kind == "exact" and (steady or len(times) == 1)
-             and (together or exchange.value == 0))
+    together = len(set(times)) == 1 and certain(*times)
+    exact = (all(known for _, known in sums) and exchange.kind == "exact"
+             and (certain(update) or len(times) == 1) and (together or exchange.value == 0))
     told = (f"E[max T] + {exchange.formula} + u", exchange.source, exchange.assumptions) if h == 1 else (
         "(E[max_i sum_{h<=H} T_ih] + exchange)/H + u", "Stich 2019",
         "independent times; a barrier every H iterations")

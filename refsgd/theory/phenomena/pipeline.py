@@ -13,31 +13,16 @@ Narayanan et al., "Efficient large-scale language model training on GPU clusters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-import numpy as np
-
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.theory.estimate import Uncovered, check_count
+from refsgd.theory.estimate import check_count
+from refsgd.theory.phenomena import scripts
 from refsgd.theory.phenomena.ring import Rounds
-from refsgd.theory.phenomena.scripts import (
-    BACK,
-    EVENTS,
-    MARK,
-    RECEIVE,
-    REPLICAS,
-    SEND,
-    TAKE,
-    WORK,
-    Peers,
-    Script,
-    ring,
-    summary,
-    wired,
-)
+from refsgd.theory.phenomena.scripts import BACK, MARK, RECEIVE, SEND, TAKE, WORK, Order, Script, ring
 from refsgd.theory.prediction import Prediction
 
 
@@ -88,8 +73,6 @@ class Pipeline(NamedTuple):
 
 
 DRAWN = 100_000  # events of all replicas of random times
-#: a node's script: of so many steps, with its times and those of its updates
-Order = Callable[[int, int, Iterator[float], Iterator[float]], Script]
 
 
 def bubble(micro_batches: int, stages: int, chunks: int = 1) -> Prediction:
@@ -147,9 +130,9 @@ def together(p: Pipeline, micro: int, reduction: float, at_once: bool) -> Order:
     are in flight.
     """
 
-    def script(i: int, steps: int, times: Iterator[float], updates: Iterator[float]) -> Script:
+    def script(i: int, steps: Sequence[int], times: Iterator[float], updates: Iterator[float]) -> Script:
         k, r = divmod(i, p.replicas)
-        for t in range(steps):
+        for t in range(len(steps)):
             parts, time = p.parts(r, t, micro), next(times)
             many = max(1, len(parts) // p.depth)
             edges = [len(parts) * g // many for g in range(many + 1)]
@@ -172,12 +155,12 @@ def together(p: Pipeline, micro: int, reduction: float, at_once: bool) -> Order:
 def in_turn(p: Pipeline, reduction: float) -> Order:
     """PipeDream: one forward, one backward and an update, with K - k batches in flight."""
 
-    def script(i: int, steps: int, times: Iterator[float], updates: Iterator[float]) -> Script:
+    def script(i: int, steps: Sequence[int], times: Iterator[float], updates: Iterator[float]) -> Script:
         k, r = divmod(i, p.replicas)
         ahead = 0
-        for b in range(steps):
+        for b in range(len(steps)):
             time = next(times)
-            while ahead < min(b + p.depth - k, steps):
+            while ahead < min(b + p.depth - k, len(steps)):
                 yield from forward(p, i, 0, time, p.parts(r, ahead)[0][1])
                 ahead += 1
             yield from backward(p, i, 0, time, p.parts(r, b)[0][1])
@@ -196,20 +179,8 @@ def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distri
     pairs = {(i, j % n) for i in range(n) for j in (i - copies, i + copies)
              if p.depth > 1 and (p.chunks > 1 or 0 <= j < n)}
     pairs |= {(i, i - i % copies + (i + 1) % copies) for i in range(n) if copies > 1}
-    links, way, hops = wired(machine, n, sorted(pairs))
-    random = any(time.family != "fixed" for time in (*times, *own) if time is not None)
-    events = 2 * n * (micro * p.chunks + copies - 1) * (1 + hops)
-    most = DRAWN if random else EVENTS
-    if events * (8 if random else 2) > most:
-        raise Uncovered(f"the recursion of a pipeline has no closed form, and {n} stages with {micro} "
-                        "micro-batches are too many to evaluate it")
-    seen = min(steps, max(2, int(most / (events * (6 if random else 1)))))
-    replicas = max(4, min(REPLICAS, int(most / (events * seen)))) if random else 1
-    total = seen + more
-    rng, ends = np.random.default_rng(2019), np.zeros((replicas, total, n))
-    for r in range(replicas):
-        drawn = [iter(time.sample(rng, total).tolist()) for time in times]
-        paid = [iter([0.0] * total if u is None else u.sample(rng, total).tolist()) for u in own]
-        peers = Peers(links, way, [order(i, total, drawn[i], paid[i]) for i in range(n)])
-        ends[r] = np.array(peers.ends).T
-    return summary(ends[:, :seen], [1] * seen, [1] * steps, random)
+    passes = 2 * n * (micro * p.chunks + copies - 1)
+    return scripts.rounds(machine, times, own, [1] * steps, sorted(pairs), passes, order, works=passes,
+                          more=more, drawn=DRAWN, seed=2019,
+                          many=f"the recursion of a pipeline has no closed form, and {n} stages with {micro} "
+                               "micro-batches are too many to evaluate it")

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution, check_width
+from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_distribution, check_width
 from refsgd.theory.phenomena import layerwise
 from refsgd.theory.phenomena.gate import HEAVIEST, Server, Table, too_many
 from refsgd.theory.phenomena.gate import Fresh as Fresh
@@ -347,8 +347,7 @@ def path(rule: type[Fresh], times: Sequence[Distribution], network: Network, ste
     n, rule = check_count("workers", len(times)), layerwise.of(rule, network)
     check_count("steps", steps)
     check_width(n)
-    every = [check_distribution("compute", t) for t in (*times, network.update, *own) if t is not None]
-    random = any(time.family != "fixed" for time in every)
+    random = not certain(*(t and check_distribution("compute", t) for t in (*times, network.update, *own)))
     weight = weight_of(network, n, random)
 
     def means(clocks: int) -> Values:

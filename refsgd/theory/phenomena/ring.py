@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, check_count, check_distribution
+from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_distribution
 from refsgd.theory.phenomena.collectives import Link
 
 STEPS = 12_000  # of the ring, in one replica; a longer run is continued at its pace
@@ -42,32 +42,37 @@ class Rounds:
     whole: bool = True  #: whether the run was evaluated to its end
 
 
+def summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random: bool) -> Rounds:
+    """Pace and end, from the times at which rounds ended (replicas, rounds, peers)."""
+    mean, low = ends.mean(axis=2), len(seen) // 3
+    middle = (low + len(seen)) // 2
+
+    def pace(a: int, b: int) -> Values:
+        return np.asarray((mean[:, b - 1] - (mean[:, a - 1] if a else 0.0)) / (b - a))
+
+    each = Estimate.of(pace(low, len(seen)), random)
+    steady = random or (low > 0 and math.isclose(float(pace(low, middle)[0]), each.value, rel_tol=1e-9))
+    unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1)
+    return Rounds(each, Estimate.of(ends[:, -1].max(axis=1), random).continued(unseen, each), steady,
+                  random or len(seen) == len(gradients))
+
+
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
-           updates: Sequence[Distribution | None] = (), *, before: int = 0, after: int = 0) -> Rounds:
+           updates: Sequence[Distribution | None], *, before: int = 0, after: int = 0) -> Rounds:
     """Rounds of a fixed number of gradients and a ring allreduce."""
-    n = check_count("workers", len(times))
-    own = list(updates) or [None] * n
+    n, own = check_count("workers", len(times)), list(updates)
     seen = gradients[: max(STEPS // max(2 * (n - 1), 1), 12)]
-    random = any(time is not None and time.family != "fixed" for time in (*times, *own))
+    random = not certain(*times, *own)
     replicas = max(4 if n > 500 else 8, min(256, DRAWS // (n * sum(seen) + 1))) if random else 1
     rng = np.random.default_rng(2009)
     clock = _Clock(n, replicas, chunk, link)
-    ends = np.zeros((len(seen), replicas, n))
+    ends = np.zeros((replicas, len(seen), n))
     for k, h in enumerate(seen):
         clock.ready += _sums(times, h, replicas, rng) + _sums(own, h * before, replicas, rng)
         clock.exchange()
         clock.ready += _sums(own, after, replicas, rng)
-        ends[k] = clock.ready
-    low = len(seen) // 3
-    mean, middle = ends.mean(axis=2), (low + len(seen)) // 2
-    pace = (mean[-1] - (mean[low - 1] if low else 0.0)) / (len(seen) - low)
-    half = (mean[middle - 1] - mean[low - 1]) / (middle - low) if 0 < low < middle else pace
-    each = Estimate.of(pace)
-    unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1) * each.value
-    end = Estimate.of(ends[-1].max(axis=1))
-    return Rounds(each, Estimate(end.value + unseen, end.error),
-                  random or math.isclose(half[0], each.value, rel_tol=1e-9),
-                  random or len(seen) == len(gradients))
+        ends[:, k] = clock.ready
+    return summary(ends, seen, gradients, random)
 
 
 def _sums(times: Sequence[Distribution | None], count: int, replicas: int,

@@ -12,7 +12,6 @@ Baccelli, Cohen, Olsder, Quadrat, "Synchronization and linearity", 1992: recursi
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -21,8 +20,8 @@ import numpy as np
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.theory.estimate import Estimate, Uncovered, Values
-from refsgd.theory.phenomena.ring import Rounds
+from refsgd.theory.estimate import Uncovered, certain
+from refsgd.theory.phenomena.ring import Rounds, summary
 from refsgd.theory.phenomena.ways import PUSH, RESUME, Agenda, Way, meeting, parts
 
 Step = tuple[int, int, float]  # kind, other peer, seconds or bytes
@@ -99,6 +98,8 @@ def _passed(i: int, n: int, sizes: Sequence[int], k: int, empty: bool) -> Iterab
 
 
 Exchange = Callable[[int, int], Iterable[Step]]  # by peer and round
+#: by peer, gradients of each round, and the seconds of its gradients and of its updates
+Order = Callable[[int, Sequence[int], Iterator[float], Iterator[float]], Script]
 
 
 def wired(machine: Machine, n: int, pairs: Iterable[tuple[int, int]]) -> tuple[
@@ -116,59 +117,52 @@ def wired(machine: Machine, n: int, pairs: Iterable[tuple[int, int]]) -> tuple[
     return len(network.links), way, hops
 
 
-def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None],
-           gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int,
-           exchange: Exchange | None = None, *, first: Exchange | None = None, before: int = 0,
-           after: int = 0, step: Callable[[int, float, float], Iterable[Step]] | None = None) -> Rounds:
+def periodic(exchange: Exchange, *, first: Exchange | None = None, before: int = 0, after: int = 0) -> Order:
     """Rounds of gradients, each followed by `before` own updates, then an exchange and `after` own updates.
 
-    `pairs` exchange `messages` in a round; `first` comes before a round's gradients.  A `step` is a whole
-    round of one gradient and one update, by peer and their seconds.
+    `first` comes before a round's gradients.
     """
-    n = len(times)
-    links, way, hops = wired(machine, n, pairs)
-    random = any(time.family != "fixed" for time in (*times, *own) if time is not None)
-    events, least = messages * hops + n, 4 if random else 1
-    if events * least * 2 > EVENTS:
-        raise Uncovered(f"the recursion of waiting times has no closed form, and {messages} messages of {n} "
-                        "peers at a time on shared links are too many to evaluate it")
-    seen = gradients[:max(2, int(EVENTS / (events * (12 if random else 1))))]
-    replicas = max(least, min(REPLICAS, int(EVENTS / (events * len(seen))))) if random else 1
-    rng, ends = np.random.default_rng(1992), np.zeros((replicas, len(seen), n))
 
-    def script(i: int, computing: list[float], updating: list[float]) -> Script:
-        left, updates = iter(computing), iter(updating)
-        for k, h in enumerate(seen):
-            yield from step(i, next(left), next(updates)) if step else ()
+    def script(i: int, gradients: Sequence[int], times: Iterator[float], updates: Iterator[float]) -> Script:
+        for k, h in enumerate(gradients):
             yield from first(i, k) if first else ()
-            for _ in range(0 if step else h):
-                yield WORK, i, next(left)
+            for _ in range(h):
+                yield WORK, i, next(times)
                 for _ in range(before):
                     yield WORK, i, next(updates)
-            yield from exchange(i, k) if exchange else ()
-            for _ in range(0 if step else after):
+            yield from exchange(i, k)
+            for _ in range(after):
                 yield WORK, i, next(updates)
             yield MARK, i, 0
 
-    total, small = sum(seen), sum(seen) * before + len(seen) * after
+    return script
+
+
+def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None],
+           gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int, script: Order, *,
+           before: int = 0, after: int = 1, works: int | None = None, more: int = 0, drawn: int = EVENTS,
+           many: str = "", seed: int = 1992) -> Rounds:
+    """Rounds of gradients, each with `before` own updates, and of `after` own updates.
+
+    `pairs` exchange `messages` in a round, in which there are `works` pieces of work, by default one for each
+    peer.  `drawn`: events of all replicas; `many`: what is too much to evaluate.  With `more` rounds behind
+    them, the rounds have the pace of the long run.
+    """
+    n = len(times)
+    links, way, hops = wired(machine, n, pairs)
+    random = not certain(*times, *own)
+    events, least = messages * hops + (n if works is None else works), 4 if random else 1
+    if events * least * 2 > (drawn if random else EVENTS):
+        raise Uncovered(many or f"the recursion of waiting times has no closed form, and {messages} messages "
+                        f"of {n} peers at a time on shared links are too many to evaluate it")
+    seen = gradients[:max(2, int(EVENTS / (events * (12 if random else 1))))]
+    replicas = max(least, min(REPLICAS, int(drawn / (events * len(seen))))) if random else 1
+    every = [*seen, *[1] * more]
+    rng, ends = np.random.default_rng(seed), np.zeros((replicas, len(every), n))
+    total, small = sum(every), sum(every) * before + len(every) * after
     for r in range(replicas):
-        drawn = [time.sample(rng, total).tolist() for time in times]
-        paid = [[0.0] * small if u is None else u.sample(rng, small).tolist() for u in own]
-        peers = Peers(links, way, [script(i, drawn[i], paid[i]) for i in range(n)])
+        computing = [iter(time.sample(rng, total).tolist()) for time in times]
+        updating = [iter([0.0] * small if u is None else u.sample(rng, small).tolist()) for u in own]
+        peers = Peers(links, way, [script(i, every, computing[i], updating[i]) for i in range(n)])
         ends[r] = np.array(peers.ends).T
-    return summary(ends, seen, gradients, random)
-
-
-def summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random: bool) -> Rounds:
-    """Pace and end, from the times at which rounds ended (replicas, rounds, peers)."""
-    mean, low = ends.mean(axis=2), len(seen) // 3
-    middle = (low + len(seen)) // 2
-
-    def pace(a: int, b: int) -> Values:
-        return np.asarray((mean[:, b - 1] - (mean[:, a - 1] if a else 0.0)) / (b - a))
-
-    each = Estimate.of(pace(low, len(seen)), random)
-    steady = random or (low > 0 and math.isclose(float(pace(low, middle)[0]), each.value, rel_tol=1e-9))
-    unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1)
-    return Rounds(each, Estimate.of(ends[:, -1].max(axis=1), random).continued(unseen, each), steady,
-                  random or len(seen) == len(gradients))
+    return summary(ends[:, :len(seen)], seen, gradients, random)

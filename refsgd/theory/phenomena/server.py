@@ -21,7 +21,7 @@ import math
 from collections.abc import Sequence
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import check_count, check_time
+from refsgd.theory.estimate import certain, check_count, check_time
 from refsgd.theory.phenomena.iteration import mean_time, update_mean
 from refsgd.theory.prediction import DomainError, Prediction
 
@@ -84,7 +84,7 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         update.variance) else 0.0
     lower = max(harmonic_round, n * service)
     equal = len(set(times)) == 1
-    fixed = equal and times[0].family == "fixed" and (update is None or update.family == "fixed")
+    fixed = equal and certain(*times, update)
     if fixed or not service:
         value, kind = lower, True
     elif equal and w == 0 and k == 1 and update is not None and update.family == "exponential":
