@@ -43,12 +43,12 @@ def _sigma2(cv: float) -> float:
 
 @dataclass(frozen=True)
 class _Family:
-    """One family of distributions: its parameters, mean, variance, distribution function and sampler."""
+    """One family of distributions: its parameters, mean, variance, survival function and sampler."""
 
     parameters: tuple[str, ...]
     mean: Callable[..., float]
     variance: Callable[..., float]
-    cdf: Callable[..., Any]
+    survival: Callable[..., Any]
     sample: Callable[..., Any]
     check: Callable[..., bool]
     help: str
@@ -62,30 +62,30 @@ def _straggler_parts(mean: float, p: float, factor: float) -> tuple[float, float
 FAMILIES: dict[str, _Family] = {
     "fixed": _Family(
         ("mean",), lambda m: m, lambda m: 0.0,
-        lambda t, m: np.where(t >= m, 1.0, 0.0), lambda r, k, m: np.full(k, m), lambda m: m >= 0,
+        lambda t, m: np.where(t >= m, 0.0, 1.0), lambda r, k, m: np.full(k, m), lambda m: m >= 0,
         "fixed(mean): always the same"),
     "exponential": _Family(
         ("mean",), lambda m: m, lambda m: m * m,
-        lambda t, m: -np.expm1(-np.maximum(t, 0) / m), lambda r, k, m: r.exponential(m, k), lambda m: m > 0,
+        lambda t, m: np.exp(-np.maximum(t, 0) / m), lambda r, k, m: r.exponential(m, k), lambda m: m > 0,
         "exponential(mean): memoryless"),
     "shifted": _Family(
         ("mean", "floor"), lambda m, f: m, lambda m, f: (m - f) ** 2,
-        lambda t, m, f: -np.expm1(-np.maximum(t - f, 0) / (m - f)),
+        lambda t, m, f: np.exp(-np.maximum(t - f, 0) / (m - f)),
         lambda r, k, m, f: f + r.exponential(m - f, k),
         lambda m, f: 0 <= f < m, "shifted(mean,floor): at least floor seconds, then exponential"),
     "uniform": _Family(
         ("low", "high"), lambda a, c: (a + c) / 2, lambda a, c: (c - a) ** 2 / 12,
-        lambda t, a, c: np.clip((t - a) / (c - a), 0, 1), lambda r, k, a, c: r.uniform(a, c, k),
+        lambda t, a, c: 1 - np.clip((t - a) / (c - a), 0, 1), lambda r, k, a, c: r.uniform(a, c, k),
         lambda a, c: 0 <= a < c, "uniform(low,high)"),
     "lognormal": _Family(
         ("mean", "cv"), lambda m, cv: m, lambda m, cv: (m * cv) ** 2,
         lambda t, m, cv: _special().ndtr(
-            (np.log(np.maximum(t, 1e-300)) - math.log(m) + _sigma2(cv) / 2) / math.sqrt(_sigma2(cv))),
+            -(np.log(np.maximum(t, 1e-300)) - math.log(m) + _sigma2(cv) / 2) / math.sqrt(_sigma2(cv))),
         lambda r, k, m, cv: r.lognormal(math.log(m) - _sigma2(cv) / 2, math.sqrt(_sigma2(cv)), k),
         lambda m, cv: m > 0 and cv > 0, "lognormal(mean,cv): cv = standard deviation / mean"),
     "gamma": _Family(
         ("mean", "shape"), lambda m, k: m, lambda m, k: m * m / k,
-        lambda t, m, k: _special().gammainc(k, np.maximum(t, 0) * k / m),
+        lambda t, m, k: _special().gammaincc(k, np.maximum(t, 0) * k / m),
         lambda r, n, m, k: r.gamma(k, m / k, n),
         lambda m, k: m > 0 and k > 0, "gamma(mean,shape): Erlang for an integer shape"),
     "normal": _Family(
@@ -93,20 +93,20 @@ FAMILIES: dict[str, _Family] = {
         lambda m, s: m * _special().ndtr(m / s) + s
         * math.exp(-((m / s) ** 2) / 2) / math.sqrt(2 * math.pi),
         lambda m, s: _normal_variance(m, s),
-        lambda t, m, s: np.where(t < 0, 0.0, _special().ndtr((np.asarray(t) - m) / s)),
+        lambda t, m, s: np.where(t < 0, 1.0, _special().ndtr((m - t) / s)),
         lambda r, k, m, s: np.maximum(r.normal(m, s, k), 0.0), lambda m, s: m > 0 and s > 0,
         "normal(mean,sd), cut at 0: a negative draw counts as 0"),
     "pareto": _Family(
         ("mean", "index"), lambda m, a: m, lambda m, a: m * m / (a * (a - 2)) if a > 2 else math.inf,
-        lambda t, m, a: np.where(t < m * (a - 1) / a, 0.0,
-                                 1 - (m * (a - 1) / a / np.maximum(t, 1e-300)) ** a),
+        lambda t, m, a: np.minimum(
+            1.0, (m * (a - 1) / a / np.maximum(t, 1e-300)) ** a),
         lambda r, k, m, a: m * (a - 1) / a * (1 + r.pareto(a, k)), lambda m, a: m > 0 and a > 1,
         "pareto(mean,index): heavy tail; index > 1, otherwise there is no mean"),
     "straggler": _Family(
         ("mean", "p", "factor"), lambda m, p, f: m,
         lambda m, p, f: _straggler_parts(m, p, f)[0] ** 2 * (1 - p + p * f * f) - m * m,
-        lambda t, m, p, f: np.where(t >= _straggler_parts(m, p, f)[0], 1 - p, 0.0)
-        + np.where(t >= _straggler_parts(m, p, f)[1], p, 0.0),
+        lambda t, m, p, f: 1 - (np.where(t >= _straggler_parts(m, p, f)[0], 1 - p, 0.0)
+                                + np.where(t >= _straggler_parts(m, p, f)[1], p, 0.0)),
         lambda r, k, m, p, f: np.where(r.random(k) < p, _straggler_parts(m, p, f)[1],
                                        _straggler_parts(m, p, f)[0]),
         lambda m, p, f: m > 0 and 0 <= p <= 1 and f >= 1,
@@ -229,9 +229,24 @@ class Distribution:
         float or ndarray
             Probabilities, of the shape of `t`.
         """
+        return 1 - self.survival(t)
+
+    def survival(self, t: Any) -> Any:
+        """P(T > t), accurate even if it is small, unlike 1 - cdf.
+
+        Parameters
+        ----------
+        t : float or ndarray
+            Seconds.
+
+        Returns
+        -------
+        float or ndarray
+            Probabilities, of the shape of `t`.
+        """
         if self.family == "empirical":
-            return np.searchsorted(np.sort(self.parameters), t, side="right") / len(self.parameters)
-        return FAMILIES[self.family].cdf(np.asarray(t, float), *self.parameters)
+            return 1 - np.searchsorted(np.sort(self.parameters), t, side="right") / len(self.parameters)
+        return FAMILIES[self.family].survival(np.asarray(t, float), *self.parameters)
 
     def sample(self, rng: np.random.Generator, count: int) -> Samples:
         """Draw `count` durations [s], shape (count,).

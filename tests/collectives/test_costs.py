@@ -256,5 +256,4 @@ def test_the_library_predicts_what_is_measured(name):
                 theory = collectives.allreduce(name, n, vector, Link(a, vector / w, c / vector), **options)
                 assert same(theory.time.value, EXACT[name](n, a, w, c))
                 assert theory.total == pytest.approx(ledger(n)[name][1] * vector)
-                assert name == "hierarchical" or theory.busiest == pytest.approx(ledger(n)[name][2] * vector)
 

@@ -24,14 +24,12 @@ LISTENERS = 32  # most peers that all receive from all and whose links are evalu
 
 def collective(c: Setting, name: str = "ring") -> Exchange:
     """An allreduce of the setting's model."""
-    if name == "ring" and c.nbytes:
-        return collectives.ring(c.workers, c.nbytes, c.link, chunk=_largest_chunk(c, c.workers))
-    if name == "double-tree":
-        return collectives.double_tree(c.workers, c.nbytes, c.link, chunk=c.nbytes / 16)  # 8 for each tree
     if name == "hierarchical":
         return _hierarchical(c)
-    options = {key: c.options.get(key) for key in ("columns", "rings")}
-    return collectives.allreduce(name, c.workers, c.nbytes, c.link, **options)
+    if name == "ring" and c.workers > 1:
+        return collectives.ring(c.workers, c.nbytes, c.link, _largest_chunk(c, c.workers))
+    return collectives.allreduce(name, c.workers, c.nbytes, c.link, rings=c.options.get("rings"),
+                                 columns=c.options.get("columns"))
 
 
 def group_of(c: Setting) -> int:
@@ -192,6 +190,6 @@ def dgc(c: Setting) -> Figures:
     run = repeat(c, step)
     if 1 < c.workers <= LISTENERS and c.machine.linked and (c.placed or not c.together):
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
-        step, run = heard_from(c, everybody, exchange.busiest / (c.workers - 1), rotated=True)
+        step, run = heard_from(c, everybody, exchange.total / (c.workers * (c.workers - 1)), rotated=True)
     return figures(c, step, run, c.steps, exchange.total, fresh(),
                    clocks(c, 0, 1, "no peer has all entries before all have sent theirs"))

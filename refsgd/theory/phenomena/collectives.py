@@ -17,120 +17,86 @@ Lin et al., "Deep gradient compression", ICLR 2018: sparse vectors.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from typing import NamedTuple
 
-from refsgd.theory.estimate import check_count, check_time
+from refsgd.theory.estimate import check_count
 from refsgd.theory.prediction import DomainError, Kind, Prediction, Side
 
-P = ParamSpec("P")
 
-
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """Cost of a message: latency [s], bandwidth [bytes/s], reduction [s/byte]."""
 
     latency: float = 0.0
     bandwidth: float = math.inf
     reduction: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_time("latency", self.latency)
-        check_time("reduction", self.reduction)
-        if not self.bandwidth > 0:
-            raise DomainError(f"bandwidth {self.bandwidth} bytes/s; the formula assumes a number > 0")
-
     def wire(self, nbytes: float) -> float:
         """Seconds of a message of this size on a link, without latency."""
         return nbytes / self.bandwidth
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """Cost of one exchange: its time, bytes sent by the busiest node and by all nodes."""
+class Exchange(NamedTuple):
+    """Cost of one exchange: its time, and bytes sent by all nodes."""
 
     time: Prediction
-    busiest: float
     total: float
 
 
-def _priced(latency: float, wire: float, reduction: float, formula: str, source: str, busiest: float,
-            total: float, kind: Kind = "exact", bound: Side = "") -> Exchange:
+def _priced(latency: float, wire: float, reduction: float, formula: str, source: str, total: float,
+            kind: Kind = "exact", bound: Side = "") -> Exchange:
     """An exchange from the seconds of its terms and its bytes; a bound if a side is given."""
     terms = {"latency": latency, "wire": wire, **({"reduction": reduction} if reduction else {})}
     time = Prediction(latency + wire + reduction, "s", "bound" if bound else kind, terms, formula, source,
                       "all start together; full duplex; non-blocking switch; first come first served",
                       bound=bound)
-    return Exchange(time, busiest, total)
+    return Exchange(time, total)
 
 
 def _linear(m: float, link: Link, latencies: float, vectors: float, reduced: float, formula: str, source: str,
-            busiest: float, total: float, bound: Side = "") -> Exchange:
+            total: float, bound: Side = "") -> Exchange:
     """latencies x alpha + vectors x M beta + reduced x M gamma; traffic is also in vectors of M bytes."""
     return _priced(latencies * link.latency, vectors * link.wire(m), reduced * m * link.reduction, formula,
-                   source, busiest * m, total * m, bound=bound)
+                   source, total * m, bound=bound)
 
 
-Pattern = Callable[Concatenate[int, float, Link, P], Exchange]
+#: of a lone worker
+NOTHING = _priced(0.0, 0.0, 0.0, "one node: nothing is sent", "definition", 0.0)
 
 
-def _among_workers(price: Pattern[P]) -> Pattern[P]:
-    """Extend a formula for n > 1 workers to any number, with checks; a single worker sends nothing."""
-
-    @functools.wraps(price)
-    def checked(workers: int, nbytes: float, link: Link, /, *args: P.args, **options: P.kwargs) -> Exchange:
-        check_count("workers", workers)
-        if not 0 <= nbytes < math.inf:
-            raise DomainError(f"nbytes {nbytes}; the formula assumes a finite number of bytes >= 0")
-        if workers == 1:
-            return _priced(0.0, 0.0, 0.0, "one node: nothing is sent", "definition", 0.0, 0.0)
-        return price(workers, nbytes, link, *args, **options)
-
-    return checked
-
-
-@_among_workers
 def root_reduce(n: int, m: float, link: Link) -> Exchange:
     """One root adds all vectors after the last arrival and sends the sum back (PSCPU with one root)."""
     return _linear(m, link, 2, 2 * (n - 1), n - 1, "2 alpha + 2 (n-1) w + (n-1) M gamma", "definition",
-                   n - 1, 2 * (n - 1))
+                   2 * (n - 1))
 
 
-@_among_workers
 def pscpu(n: int, m: float, link: Link) -> Exchange:
     """`root_reduce` of n equal parts at once, each with another worker as its root, in rotated order."""
     share = (n - 1) / n
     return _linear(m, link, 2, 2 * share, share, "2 alpha + 2 (n-1)/n w + (n-1)/n M gamma", "definition",
-                   2 * share, 2 * (n - 1))
+                   2 * (n - 1))
 
 
-@_among_workers
 def ring(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
     """Ring allreduce: n-1 steps of reduce-scatter, n-1 of allgather, of at most `chunk` bytes each."""
     piece, steps = m / n if chunk is None else chunk, 2 * (n - 1)
     return _priced(steps * link.latency, steps * link.wire(piece), (n - 1) * piece * link.reduction,
                    "2 (n-1) (alpha + m beta) + (n-1) m gamma", "Patarasuk and Yuan 2009",
-                   2 * (n - 1) / n * m, 2 * (n - 1) * m)
+                   2 * (n - 1) * m)
 
 
-@_among_workers
-def rings(n: int, m: float, link: Link, count: int) -> Exchange:
-    """`count` rings at once in the same order, each on M/count; gamma = 0.
+def several_rings(n: int, m: float, link: Link, k: int) -> Exchange:
+    """k rings at once in the same order, each on M/k; gamma = 0.
 
     A step of one ring takes alpha + w/(kn), and the link carries k such pieces per step in w/n.  The first
     2n-3 steps take the longer of the two each, and the last one alpha + w/n.
     """
-    k = check_count("rings", count)
-    if link.reduction:
-        raise DomainError(f"reduction {link.reduction} s/byte; the formula of several rings assumes 0")
     w, a = link.wire(m), link.latency
     value = (2 * n - 3) * max(a + w / (k * n), w / n) + a + w / n
     wire = 2 * (n - 1) * w / n
     return _priced(value - wire, wire, 0.0, "(2n-3) max(alpha + w/(kn), w/n) + alpha + w/n",
-                   "Patarasuk and Yuan 2009", 2 * (n - 1) / n * m, 2 * (n - 1) * m)
+                   "Patarasuk and Yuan 2009", 2 * (n - 1) * m)
 
 
 def _power(n: int) -> tuple[int, int, int]:
@@ -139,7 +105,6 @@ def _power(n: int) -> tuple[int, int, int]:
     return 1 << log, log, int(n != 1 << log)
 
 
-@_among_workers
 def halving_doubling(n: int, m: float, link: Link) -> Exchange:
     """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
 
@@ -151,11 +116,10 @@ def halving_doubling(n: int, m: float, link: Link) -> Exchange:
     half = (q - 1) / q
     return _linear(m, link, 2 * (log + f), 2 * half + 2 * f, half + f,
                    "2 (log2 q + f) alpha + (2 (q-1)/q + 2 f) w + ((q-1)/q + f) M gamma",
-                   "Rabenseifner 2004; Thakur et al. 2005", 2 * half + f, 2 * (n - 1),
+                   "Rabenseifner 2004; Thakur et al. 2005", 2 * (n - 1),
                    "lower" if f and m * link.reduction else "")
 
 
-@_among_workers
 def recursive_doubling(n: int, m: float, link: Link) -> Exchange:
     """log2 q exchanges of the whole vector, partners 1, 2, 4, ... apart; folds as in `halving_doubling`.
 
@@ -165,48 +129,40 @@ def recursive_doubling(n: int, m: float, link: Link) -> Exchange:
     q, log, f = _power(n)
     return _linear(m, link, log + 2 * f, log + 2 * f, log + f,
                    "(log2 q + 2 f)(alpha + w) + (log2 q + f) M gamma", "Thakur et al. 2005, section 4.4",
-                   log + f, q * log + 2 * (n - q), "" if n == q or n - q > q / 2 else "upper")
+                   q * log + 2 * (n - q), "" if n == q or n - q > q / 2 else "upper")
 
 
-@_among_workers
 def broadcast(n: int, m: float, link: Link) -> Exchange:
     """Binomial tree from one root, largest subtree first: floor(log2 n) alpha + ceil(log2 n) w."""
     low, high = n.bit_length() - 1, (n - 1).bit_length()
     return _linear(m, link, low, high, 0, "floor(log2 n) alpha + ceil(log2 n) w", "Thakur et al. 2005",
-                   high, n - 1)
+                   n - 1)
 
 
-@_among_workers
 def reduce(n: int, m: float, link: Link) -> Exchange:
     """Binomial tree to one root: ceil(log2 n) (alpha + w + M gamma); exact for n = q, else an upper bound."""
     high = (n - 1).bit_length()
     return _linear(m, link, high, high, high, "ceil(log2 n) (alpha + w + M gamma)", "Thakur et al. 2005",
-                   high, n - 1, "" if n == _power(n)[0] else "upper")
+                   n - 1, "" if n == _power(n)[0] else "upper")
 
 
-@_among_workers
 def tree(n: int, m: float, link: Link) -> Exchange:
     """Allreduce as a binomial reduce and a binomial broadcast, one after the other."""
     up, down = reduce(n, m, link), broadcast(n, m, link)
     latency, wire = (up.time.terms[name] + down.time.terms[name] for name in ("latency", "wire"))
     return _priced(latency, wire, up.time.terms.get("reduction", 0.0), "binomial reduce + binomial broadcast",
-                   "Thakur et al. 2005", max(up.busiest, down.busiest), up.total + down.total,
-                   bound=up.time.bound)
+                   "Thakur et al. 2005", up.total + down.total, bound=up.time.bound)
 
 
-@_among_workers
 def double_tree(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
     """Two binary trees, each for half the vector, pipelined in chunks; an approximation, up to a third low.
 
-    Each chunk travels up and down ceil(log2 n) levels, and every node sends the whole vector up and down
-    once. The default chunk has the best size, sqrt(M alpha bandwidth / log2 n).
+    Each chunk, by default an eighth of a tree's half, travels up and down ceil(log2 n) levels, and every node
+    sends the whole vector up and down once.
     """
-    levels = (n - 1).bit_length()
-    if chunk is None:
-        best = math.sqrt(m * link.latency * link.bandwidth / levels) if math.isfinite(link.bandwidth) else m
-        chunk = min(max(best, 1.0), m)
-    return _priced(2 * levels * link.latency, 2 * levels * link.wire(chunk) + 2 * link.wire(m), 0.0,
-                   "2 ceil(log2 n) (alpha + m beta) + 2 w", "Sanders, Speck, Traeff 2009", 2 * m,
+    levels, piece = (n - 1).bit_length(), m / 16 if chunk is None else chunk
+    return _priced(2 * levels * link.latency, 2 * levels * link.wire(piece) + 2 * link.wire(m), 0.0,
+                   "2 ceil(log2 n) (alpha + m beta) + 2 w", "Sanders, Speck, Traeff 2009",
                    2 * (n - 1) * m, "approximation")
 
 
@@ -216,16 +172,16 @@ def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
     n = x * y
     return _linear(nbytes, link, 2 * (x - 1) + 2 * (y - 1), 2 * (x - 1) / x + 2 * (y - 1) / n, (n - 1) / n,
                    "2 (X-1)(alpha + w/X) + 2 (Y-1)(alpha + w/(XY)) + (XY-1)/(XY) M gamma",
-                   "Mikami et al. 2018", 2 * (n - 1) / n, 2 * (n - 1))
+                   "Mikami et al. 2018", 2 * (n - 1))
 
 
 def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link, chunk: float | None = None,
                  repeated: bool = False) -> Exchange:
     """g ranks per host, m hosts: star to the leader of each host, ring between leaders, star back.
 
-    `inner` is the link inside a host (alpha', beta'), `chunk` the ring's largest chunk.  The result's
-    `busiest` is a leader's traffic between hosts.  If it is `repeated` after equal times, vectors arrive
-    staggered, since the leader's last answers left one by one: g M beta' instead of 2 (g-1) M beta'.
+    `inner` is the link inside a host (alpha', beta'), `chunk` the ring's largest chunk.  If it is `repeated`
+    after equal times, vectors arrive staggered, since the leader's last answers left one by one: g M beta'
+    instead of 2 (g-1) M beta'.
     """
     g, m = check_count("group", group), check_count("hosts", hosts)
     piece, steps = nbytes / m if chunk is None else chunk, 2 * (m - 1)
@@ -234,16 +190,16 @@ def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link,
                    vectors * inner.wire(nbytes) + steps * link.wire(piece),
                    ((g - 1) * nbytes + (m - 1) * piece) * link.reduction,
                    f"2 alpha' + {told} M beta' + 2 (m-1)(alpha + w/m) + (g-1 + (m-1)/m) M gamma",
-                   "definition", steps / m * nbytes, 2 * (g * m - 1) * nbytes)
+                   "definition", 2 * (g * m - 1) * nbytes)
 
 
-@_among_workers
 def gather(n: int, m: float, link: Link) -> Exchange:
     """Allgather of messages of m bytes, each peer's to its right neighbour first: alpha + (n-1) m beta."""
-    return _linear(m, link, 1, n - 1, 0, "alpha + (n-1) m beta", "definition", n - 1, n * (n - 1))
+    if n == 1:
+        return NOTHING
+    return _linear(m, link, 1, n - 1, 0, "alpha + (n-1) m beta", "definition", n * (n - 1))
 
 
-@_among_workers
 def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
     """Allgather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.
 
@@ -251,9 +207,11 @@ def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
     """
     if not 0 < ratio <= 1:
         raise DomainError(f"ratio {ratio}; the formula assumes a share in (0, 1]")
+    if n == 1:
+        return NOTHING
     k = math.ceil(ratio * (m // 4) * (1 - 1e-12))  # whatever the product's rounding
     return _linear(8.0 * k, link, 1, n - 1, 0, "alpha + (n-1) 8 k beta, k = ceil(ratio d)",
-                   "Lin et al., ICLR 2018", n - 1, n * (n - 1))
+                   "Lin et al., ICLR 2018", n * (n - 1))
 
 
 def factors(n: int) -> tuple[int, int]:
@@ -268,22 +226,23 @@ ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
 }
 
 
-def allreduce(collective: str, workers: int, nbytes: float, link: Link, **options: Any) -> Exchange:
+def allreduce(collective: str, workers: int, nbytes: float, link: Link, *, rings: int | None = None,
+              columns: int | None = None, group: int | None = None) -> Exchange:
     """An allreduce by name: a key of `ALLREDUCE`, "rings", "torus" or "hierarchical"."""
     name = collective.replace("_", "-")
-    if name == "rings":
-        k = int(options.get("rings") or 2)
-        if link.reduction:  # without a formula; one ring, in which nothing hides the reductions
-            return ring(workers, nbytes, link)
-        return rings(workers, nbytes, link, k)
+    check_count("workers", workers)
     if name in ("torus", "hierarchical"):
-        size = int(options.pop("columns" if name == "torus" else "group", None) or factors(workers)[0])
+        size = int((columns if name == "torus" else group) or factors(workers)[0])
         if size < 1 or workers % size:
             raise DomainError(f"{workers} workers in groups of {size}; the formula assumes full ones")
         if name == "torus":
             return torus(size, workers // size, nbytes, link)
-        return hierarchical(size, workers // size, nbytes, link, options.pop("inner", link), **options)
-    if name not in ALLREDUCE:
+        return hierarchical(size, workers // size, nbytes, link, link)
+    if name not in (*ALLREDUCE, "rings"):
         known = ", ".join([*ALLREDUCE, "rings", "torus", "hierarchical"])
         raise DomainError(f"collective {collective!r}; expected one of {known}")
-    return ALLREDUCE[name](workers, nbytes, link)
+    if workers == 1:
+        return NOTHING
+    if name == "rings" and not link.reduction:  # otherwise one ring, in which nothing hides the reductions
+        return several_rings(workers, nbytes, link, rings or 2)
+    return ALLREDUCE.get(name, ring)(workers, nbytes, link)

@@ -30,7 +30,7 @@ from refsgd.theory.estimate import (
     check_width,
 )
 from refsgd.theory.phenomena.ring import Rounds
-from refsgd.theory.phenomena.stragglers import integrate_survival, survival
+from refsgd.theory.phenomena.stragglers import integrate_survival
 from refsgd.theory.prediction import DomainError, Prediction
 
 Counts = npt.NDArray[np.int64]
@@ -79,7 +79,7 @@ def mean_of_longer(time: Distribution, other: float) -> float:
     fixed = Distribution("fixed", (other,))
 
     def survive(t: Values) -> Values:
-        return np.where(t < other, 1.0, survival(time, t))
+        return np.where(t < other, 1.0, time.survival(t))
 
     return integrate_survival([time, fixed], survive)
 

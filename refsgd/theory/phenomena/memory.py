@@ -23,7 +23,7 @@ def _state(optimiser: str) -> int:
 
 
 def worker(parameters: int, activations_per_image: float, batch: int, *, optimiser: str = "sgd",
-           forward_only: bool = False, itemsize: int = 4, buffers: float = 0.0,
+           forward_only: bool = False, buffers: float = 0.0,
            working: float = 0.0) -> Prediction:
     """Bytes of a worker: parameters, gradient, optimiser state, batch x activations, exchange buffers.
 
@@ -34,7 +34,7 @@ def worker(parameters: int, activations_per_image: float, batch: int, *, optimis
     if activations_per_image < 0 or buffers < 0:
         raise DomainError(
             f"activations {activations_per_image}, buffers {buffers} bytes; the formula assumes both >= 0")
-    m = float(itemsize * d)
+    m = 4.0 * d
     terms = {"parameters": m, "buffers": float(buffers)}
     if not forward_only:
         terms |= {"gradient": m, "optimiser state": _state(optimiser) * m,
@@ -45,8 +45,7 @@ def worker(parameters: int, activations_per_image: float, batch: int, *, optimis
 
 
 def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: str = "sgd",
-           collects: bool = False, backups: bool = False, itemsize: int = 4,
-           working: float = 0.0) -> Prediction:
+           collects: bool = False, working: float = 0.0) -> Prediction:
     """Bytes of one of K servers: M/K, its optimiser state, and gradients: one sum, or one for each worker.
 
     One sum is enough if gradients are added on arrival, as in TensorFlow's ``ConditionalAccumulator``, where
@@ -55,18 +54,16 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
     the mailbox of the server's process.
     """
     d, k = check_count("parameters", parameters, 0), check_count("servers", servers)
-    n, m = check_count("workers", workers), itemsize * d / k
+    n, m = check_count("workers", workers), 4 * d / k
     terms = {"parameters": m, "optimiser state": _state(optimiser) * m,
              "gradients": (n if collects else 1) * m, "working copies": working * m}
-    if backups:
-        terms["backups"] = n * m
     return Prediction(sum(terms.values()), "bytes", "exact", terms,
-                      "M/K (1 + state + gradients + backups + working copies)", "Li et al. 2014",
+                      "M/K (1 + state + gradients + working copies)", "Li et al. 2014",
                       "even slices")
 
 
-def zero(parameters: int, workers: int, stage: int, largest_layer: int, *, optimiser: str = "sgd",
-         itemsize: int = 4) -> Prediction:
+def zero(parameters: int, workers: int, stage: int, largest_layer: int, *,
+         optimiser: str = "sgd") -> Prediction:
     """Bytes of the fullest peer of ZeRO without activations; what is divided is divided by n.
 
     Stages 2 and 3 also hold two vectors of one layer: its gradient and the sum that arrives, or its
@@ -75,17 +72,17 @@ def zero(parameters: int, workers: int, stage: int, largest_layer: int, *, optim
     d, n = check_count("parameters", parameters, 0), check_count("workers", workers)
     if stage not in (1, 2, 3):
         raise DomainError(f"stage {stage}; expected 1, 2 or 3")
-    m, shard = float(itemsize * d), float(itemsize * -(-d // n))
+    m, shard = 4.0 * d, 4.0 * -(-d // n)
     terms = {"parameters": shard if stage == 3 else m, "gradient": m if stage == 1 else shard,
              "optimiser state": _state(optimiser) * shard,
-             "largest layer": 2.0 * (stage > 1) * itemsize * check_count("largest_layer", largest_layer, 0)}
+             "largest layer": 2.0 * (stage > 1) * 4 * check_count("largest_layer", largest_layer, 0)}
     return Prediction(sum(terms.values()), "bytes", "exact", terms,
                       "parameters + gradient + state, divided by n as the stage says, + 2 largest layer",
                       "Rajbhandari et al. 2020", "no activations, no fragmentation, no framework")
 
 
 def stage(parameters: int, activations: float, batches: int = 1, *, versions: int = 1, optimiser: str = "sgd",
-          itemsize: int = 4, working: float = 0.0) -> Prediction:
+          working: float = 0.0) -> Prediction:
     """Bytes of a stage of a pipeline: M_k for each version of its parameters, activations of each batch in
     flight.
 
@@ -93,7 +90,7 @@ def stage(parameters: int, activations: float, batches: int = 1, *, versions: in
     each at a version of its own.
     """
     d, n = check_count("parameters", parameters, 0), check_count("batches", batches)
-    m = float(itemsize * d)
+    m = 4.0 * d
     terms = {"parameters": m, "stashed versions": (check_count("versions", versions) - 1) * m,
              "gradient": m, "optimiser state": _state(optimiser) * m,
              "activations": n * float(activations), "working copies": working * m}

@@ -40,26 +40,6 @@ def harmonic(n: int) -> float:
     return math.fsum(1 / k for k in range(1, n + 1))
 
 
-def survival(time: Distribution, t: Values) -> Values:
-    """P(T > t), accurate even if it is small, unlike 1 - cdf."""
-    p = time.parameters
-    if time.family == "exponential":
-        return np.exp(-t / p[0])
-    if time.family == "shifted":
-        return np.exp(-np.maximum(t - p[1], 0) / (p[0] - p[1]))
-    if time.family == "lognormal":
-        sigma2 = math.log1p(p[1] ** 2)
-        z = (np.log(np.maximum(t, 1e-300)) - math.log(p[0]) + sigma2 / 2) / math.sqrt(sigma2)
-        return np.asarray(special.ndtr(-z))
-    if time.family == "gamma":
-        return np.asarray(special.gammaincc(p[1], np.maximum(t, 0) * p[1] / p[0]))
-    if time.family == "normal":
-        return np.asarray(special.ndtr((p[0] - t) / p[1]))
-    if time.family == "pareto":
-        return np.asarray(np.minimum(1.0, (p[0] * (p[1] - 1) / p[1] / np.maximum(t, 1e-300)) ** p[1]))
-    return np.asarray(1 - time.cdf(t), float)
-
-
 def atoms(time: Distribution) -> list[float]:
     """The jumps of a distribution function that is constant in between; empty for other distributions."""
     if time.family == "fixed":
@@ -154,7 +134,7 @@ def mean_of_maximum(times: Sequence[Distribution]) -> float:
 
     def survive(t: Values) -> Values:
         with np.errstate(divide="ignore"):
-            logs = sum(k * np.log1p(-survival(time, t)) for time, k in counts.items())
+            logs = sum(k * np.log1p(-time.survival(t)) for time, k in counts.items())
         return np.asarray(-np.expm1(logs))
 
     return integrate_survival(list(counts), survive)
@@ -177,13 +157,13 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
             floor = first.parameters[1]
             return floor + (first.mean - floor) * (harmonic(n) - harmonic(n - j))
         # fewer than j have ended: at least n-j+1 of n are still running
-        return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, survival(first, t))))
+        return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, first.survival(t))))
 
     def survive(t: Values) -> Values:
         ended = np.zeros((j, len(t)))  # ended[i]: probability that i of the times so far have ended, i < j
         ended[0] = 1.0
         for time in times:
-            s = survival(time, t)
+            s = time.survival(t)
             shifted = np.vstack([np.zeros(len(t)), ended[:-1]])
             ended = ended * s + shifted * (1 - s)
         return np.asarray(np.minimum(ended.sum(axis=0), 1.0))
