@@ -170,47 +170,47 @@ def measure(name: str, b: int, threads: int, arguments: argparse.Namespace) -> d
     return row | {"ratio": round(ratio, 2), "must": must, "foreign": round(foreign, 2)}
 
 
-#: parts of a step, by the kernels of which they consist
+#: parts of a training step, by the methods of a plan's steps of which they consist
 PARTS = {
-    "forward": ("convolve", "convolve_pool", "pack"),
-    "gradient of the input": ("convolve_inputs", "turn_filters"),
-    "gradient of the weights": ("convolve_weights",),
-    "both gradients": ("pool_convolve_backward", "transpose"),
-    "batch norm": ("moments", "scale_and_shift", "normalise", "normalise_sums", "normalise_factors",
-                   "normalise_backward"),
-    "pooling": ("max_pool", "max_pool_backward", "average", "average_backward"),
+    "forward": ("ProductStep.forward", "ConvPoolStep.forward"),
+    "gradient of the input": ("ProductStep.input_gradient",),
+    "gradient of the weights": ("ProductStep.weight_gradient",),
+    "both gradients": ("ConvPoolStep.backward",),
+    "batch norm": ("BatchNormStep.forward", "BatchNormStep.backward"),
+    "pooling": ("MaxPoolStep.forward", "MaxPoolStep.backward", "AverageStep.forward", "AverageStep.backward"),
 }
 
 
 def parts(name: str, b: int, rounds: int) -> str:
     """The quickest of some gradients, by parts: milliseconds, and GFLOP/s of what computes products."""
-    from refsgd.problems.nn import elementwise, kernels
+    from refsgd.problems.nn import plan
 
     net, data = nets.build(name), Data(nets.build(name).input_shape, b)
     x, found, seconds = net.init(0), list[tuple[float, dict[str, float]]](), dict[str, float]()
 
-    def timed(kernel: Any, key: str) -> Callable[..., Any]:
+    def timed(method: Any, key: str) -> Callable[..., Any]:
         def call(*given: Any) -> Any:
             start = time.perf_counter()
-            result = kernel(*given)
+            result = method(*given)
             seconds[key] = seconds.get(key, 0.0) + time.perf_counter() - start
             return result
         return call
 
-    home = {key: module for module in (kernels, elementwise) for key in vars(module)}
-    plain = {key: getattr(home[key], key) for names in PARTS.values() for key in names}
+    homes = {key: (getattr(plan, key.split(".")[0]), key.split(".")[1])
+             for names in PARTS.values() for key in names}
+    plain = {key: getattr(*home) for key, home in homes.items()}
     net.compile()
     try:
-        for key, kernel in plain.items():
-            setattr(home[key], key, timed(kernel, key))
+        for key, method in plain.items():
+            setattr(*homes[key], timed(method, key))
         for _ in range(rounds):
             seconds.clear()
             part, start = data.next(), time.perf_counter()
             net.gradient(x, data.images[part], data.labels[part])
             found.append((time.perf_counter() - start, dict(seconds)))
     finally:
-        for key, kernel in plain.items():
-            setattr(home[key], key, kernel)
+        for key, method in plain.items():
+            setattr(*homes[key], method)
     whole, spent = min(found, key=lambda pair: pair[0])
     rows = {part: sum(spent.get(key, 0.0) for key in names) for part, names in PARTS.items()}
     rows["else"] = whole - sum(rows.values())

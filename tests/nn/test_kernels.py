@@ -1,11 +1,13 @@
 """The kernels against the definitions: random small nets of every form that a plan knows, and random
 batches."""
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from refsgd.problems.nn import elementwise, kernels
+from refsgd.problems.nn import kernels
 from refsgd.problems.nn.branches import Concat, Residual
 from refsgd.problems.nn.layers import (
     BatchNorm,
@@ -16,6 +18,8 @@ from refsgd.problems.nn.layers import (
     Linear,
     MaxPool,
     Relu,
+    Sigmoid,
+    Tanh,
 )
 from refsgd.problems.nn.net import Net
 
@@ -173,6 +177,42 @@ def test_dropout_drops_what_the_definition_drops(layers):
         assert np.abs(g - wanted).max() < 1e-5 * np.abs(wanted).max()
 
 
+SEQUENCES = {  # steps that share memory
+    "dropout after a curve": [Flatten(), Linear(20), Tanh(), Dropout(0.3)],
+    "a curve after relu": [Flatten(), Linear(20), Relu(), Sigmoid(), Linear(9), Sigmoid(), Relu(), Sigmoid()],
+    "pooling in a branch": [Conv(4, 3, pad=1), Residual((Conv(4, 3), Relu(), MaxPool()), (Conv(4, 3, 2),))],
+    "flat branches": [Conv(4, 3, pad=1), Residual((Conv(4, 3), Flatten()), (Conv(4, 3), Flatten()))],
+    "a flat shortcut": [Conv(4, 3, pad=1), Residual((Conv(4, 3, pad=1), Flatten()), (Flatten(),)), Relu()],
+    "a border after a sum": [Conv(4, 3, pad=1), Residual((Conv(4, 5, pad=2), Relu())), Conv(4, 3), Relu(),
+                             MaxPool()],
+    "flat twice": [BatchNorm(), Flatten(), Flatten(), BatchNorm()],
+}
+
+
+@pytest.mark.parametrize("layers", SEQUENCES.values(), ids=SEQUENCES)
+def test_steps_that_share_memory_leave_what_others_need(layers):
+    net = Net("shared", [*layers, Flatten(), Linear(5)], (8, 8, 2))
+    random = np.random.default_rng(0)
+    x, images = net.init(0), random.standard_normal((30, 8, 8, 2)).astype(np.float32)
+    labels = random.integers(0, 5, 30)
+    loss, g = net.gradient(x, images, labels, 3)
+    wanted_loss, wanted = net.reference_gradient(x.astype(np.float64), images, labels, 3)
+    assert loss == pytest.approx(wanted_loss, rel=1e-6)
+    assert np.abs(g - wanted).max() < 2e-6 * np.abs(wanted).max()
+    wanted_loss, _ = net.reference_gradient(x.astype(np.float64), images, labels)
+    assert net.loss_and_accuracy(x, images, labels)[0] == pytest.approx(wanted_loss, rel=1e-6)
+
+
+def test_a_net_whose_last_layer_flattens_is_evaluated_within_its_memory():
+    net = Net("convolutions", [Conv(500, 8), Flatten()], (8, 8, 2))
+    images = np.ones((64, 8, 8, 2), np.float32)
+    with net._planned(keep=False) as plan:
+        plan.reserve(64)
+        assert plan.output.gradient.data.size >= 64 * 500
+    loss, _ = net.loss_and_accuracy(net.init(0), images, np.zeros(64, int))
+    assert loss == pytest.approx(net.gradient(net.init(0), images, np.zeros(64, int))[0])
+
+
 @pytest.mark.parametrize("outputs", [3, 16, 67])
 @pytest.mark.parametrize("b", [1, 4, 7])
 def test_large_linear_layers_multiply_by_the_transpose_without_forming_it(outputs, b):
@@ -187,7 +227,7 @@ def test_the_check_notices_a_lost_output(monkeypatch, index):
     def wrong(*arguments):
         right(*arguments)
         place = arguments[5]  # of the output
-        elementwise.zero(place[0] + 4 * index, 1)
+        ctypes.c_float.from_address(place[0] + 4 * index).value = 0
 
     right = kernels.convolve
     monkeypatch.setattr(kernels, "convolve", wrong)

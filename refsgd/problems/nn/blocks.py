@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from refsgd.problems.chain import Block, Rows
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.layer import Array
-from refsgd.problems.nn.memory import Field, Frame, held
+from refsgd.problems.nn.memory import Frame, held
 from refsgd.problems.nn.net import Leaf, Net
 
 if TYPE_CHECKING:
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 def blocks(net: Net, key: Callable[[Rows], int]) -> list[Block]:
     """The layers of a net; `key` chooses what dropout drops."""
     found, leaves, first, work, end = list[Block](), list[Leaf](), 0, 0.0, 0
-    for leaf, row in zip(net.leaves, net.describe(), strict=True):
+    for leaf in net.leaves:
         leaves.append(leaf)
-        work, end = work + row.flops, end + row.parameters
+        work, end = work + leaf.flops, end + leaf.parameters
         if leaf.layer is net.layers[len(found)]:
             passes = _Passes(net, len(found), slice(first, end), leaves, key)
-            found.append(Block(leaf.name, passes.part, work, row.activation_bytes, passes.forward,
+            found.append(Block(leaf.name, passes.part, work, leaf.activation_bytes, passes.forward,
                                passes.backward, passes.held))
             leaves, first, work = [], end, 0.0
     return found
@@ -66,9 +65,8 @@ class _Passes:
         plan.reserve(len(a))
         frame = Frame(x.ctypes.data - 4 * self.part.start, 0, key=self.key(rows))
         plan.forward(np.ascontiguousarray(a), frame)
-        out = np.empty((len(a), *plan.output.shape), np.float32)
-        _copy(plan.output.value, out, out=True)
-        return out, (plan, frame)
+        out = plan.output.value.images(len(a)).copy()
+        return out.reshape(len(a), *plan.output.shape), (plan, frame)
 
     def backward(self, x: Array, kept: Any, d: Array) -> tuple[Array, Array]:
         """The gradients of its parameters and of what came."""
@@ -79,50 +77,30 @@ class _Passes:
         plan, frame = kept
         g, b = np.zeros_like(x), len(d)
         frame = replace(frame, x=x.ctypes.data - 4 * self.part.start, g=g.ctypes.data - 4 * self.part.start)
-        _copy(plan.output.gradient, np.ascontiguousarray(d), out=False)
+        above = plan.output.gradient
+        above.images(b)[...] = d.reshape(b, *above.shape)
         plan.run_back(plan.steps, b, frame)
-        d = np.empty((b, *plan.input.shape), np.float32)
-        _copy(plan.input.gradient, d, out=True)
-        self._idle.append(plan)
-        return g, d
+        self.net.idle[self.leaves[-1].name].append(plan)
+        return g, plan.input.gradient.images(b).copy().reshape(b, *plan.input.shape)
 
     def held(self, images: int) -> int:
         """Bytes that the passes of this many images keep: all of them are computed at once."""
         if not reference.has_kernels():
-            return 2 * images * sum(4 * prod(leaf.output_shape) for leaf in self.leaves)
+            return 2 * images * sum(leaf.activation_bytes for leaf in self.leaves)
         plan = self._plan()
-        self._idle.append(plan)
+        self.net.idle[self.leaves[-1].name].append(plan)
         return held(plan.buffers, images) + plan.scratch.nbytes
-
-    @property
-    def _idle(self) -> list[Plan]:
-        return self.net.idle[self.number, "block"]
 
     def _plan(self) -> Plan:
         """A plan that holds no micro-batch."""
-        from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
-
-        try:
-            return self._idle.pop()
-        except IndexError:
-            last = self.leaves[-1]
-            return Plan([last.layer], last.shape, (leaf.at for leaf in self.leaves), wanted=True)
+        last = self.leaves[-1]
+        return self.net.taken(last.name, [last.layer], last.shape, self.leaves, True, True)
 
     def _views(self, x: Array, key: int) -> Any:
         """The arrays of the parameters, as the definition takes them."""
         vector = np.empty(self.net.parameters, x.dtype)  # of which nothing else is read
         vector[self.part] = x
         return self.net.unflatten(vector, key)[self.number]
-
-
-def _copy(held: Field, images: Array, out: bool) -> None:
-    """Copy what a plan holds `out` to images without a border, or the other way."""
-    from refsgd.problems.nn import elementwise
-
-    rows, columns, c = held.shape
-    free = images.ctypes.data, 4 * rows * columns * c, 4 * columns * c, 0
-    source, target = (held.place, free) if out else (free, held.place)
-    elementwise.copy(len(images), rows, 1, columns * c, source, target, False)
 
 
 def _arrays(gradients: Any) -> Iterator[Array]:

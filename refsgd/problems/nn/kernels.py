@@ -24,40 +24,23 @@ columns, one after the other, so that the processor reads consecutive addresses.
 """
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding  # type: ignore[import-untyped]
 import numba
 import numpy as np
 from numba.core.caching import FunctionCache
 
 from refsgd.problems.nn.kernel_cache import kept
-from refsgd.problems.nn.vector import (
-    LANES,
-    PRODUCT,
-    ROWS,
-    VECTORS,
-    call_product,
-    floats,
-    make_sparse,
-    make_tile,
-    transpose_block,
-)
+from refsgd.problems.nn.vector import LANES, ROWS, VECTORS, floats, make_sparse, make_tile, transpose_block
 
 
 class Cache(FunctionCache):
     """numba's disk cache, with a key that also covers the other source files of a kernel."""
 
     GENERATORS = ("vector.py", "kernels.py")  # the intrinsics, and the kernels that others call
-
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """The kernel on disk, if there is one; numba calls this before it compiles."""
-        if self._py_func is not product.py_func:
-            _link_product()
-        return super().load_overload(signature, target_context)  # type: ignore[no-untyped-call]
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
         own = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]
@@ -70,15 +53,6 @@ def _generated(files: tuple[str, ...]) -> str:
     folder = Path(__file__).parent
     return sha256(b"".join(path.read_bytes() for path in map(folder.joinpath, files)
                            if path.is_file())).hexdigest()
-
-
-@cache
-def _link_product() -> None:
-    """Compile or load `product` and give the linker its address, so that no kernel compiles a copy of it."""
-    product.compile(PRODUCT.args)
-    found = product.overloads[PRODUCT.args]
-    llvmlite.binding.add_symbol(call_product.__name__,
-                                found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
 
 
 # Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning.
@@ -126,6 +100,12 @@ def pixel(place, n, r, c, count):
     return carray(floats(address(place, n, r, c)), (count,))
 
 
+@numba.njit(inline="always")
+def entry(offsets, k):
+    """The address of entry ``k`` of a list of ``offsets``; signed, so that `product` is compiled once."""
+    return np.int64(offsets.ctypes.data) + 8 * k
+
+
 @kernel
 def product(sizes, a, w, c, start, floor):
     """``c = max(start + a w, floor)`` for ``m x n`` outputs, each a sum of ``count`` products.
@@ -155,43 +135,30 @@ def product(sizes, a, w, c, start, floor):
 
 @kernel
 def convolve(b, o, x, w, start, y, lists, floor):
-    """``y = max(start + sum over a patch of x w, floor)`` at each position of b images.
+    """``y = max(start + sum over a patch of x w, floor)`` at each position of b images, tap after tap.
 
     ``x``, ``start`` and ``y`` are addresses of the first image with the stride to the next; ``w`` is an
     address with the strides of rows and panels. ``lists`` are offsets: of the patches of a group of images,
-    of the floats of a patch, of the outputs and of their initial values; and the number of images.
-    ``start`` is a bias, or y itself, to add to it. A linear layer has one position per image.
+    of the floats of a patch, of the outputs and of their initial values, and of the taps in both of these;
+    and the number of images. ``start`` is a bias, or y itself, to add to it. A linear layer has one position
+    per image.
+
+    A convolution has one tap, which is a whole patch. The gradient of the input has a patch of one pixel and
+    as many taps as a filter has pixels: each adds ``dy w.T`` to the pixels that it read. ``w`` then has rows
+    of c channels for each tap and output.
     """
-    rows, steps, targets, begins, images = lists
-    places = len(rows) // images
-    for n in range(0, b, images):
-        count = min(images, b - n) * places
-        for k in range(0, count, CHUNK):
-            call_product(
-                (min(CHUNK, count - k), o, len(steps)),
-                (x[0] + n * x[1], rows.ctypes.data + 8 * k, steps.ctypes.data), w,
-                (y[0] + n * y[1], targets.ctypes.data + 8 * k),
-                (start[0] + n * start[1], begins.ctypes.data + 8 * k), floor)
-
-
-@kernel
-def convolve_inputs(b, c, dy, w, dx, lists):
-    """``dx += dy w.T`` tap by tap, at the pixels that the tap read; ``dy`` and ``w`` as in `convolve`.
-
-    ``lists`` are offsets: of dy, of its channels, of the patches in dx, of the taps in a patch; and the
-    number of images. ``w`` has rows of c channels for each tap and output.
-    """
-    uppers, steps, patches, taps, images = lists
-    places, o = len(uppers) // images, len(steps)
+    rows, steps, targets, begins, taps, images = lists
+    places, size = len(rows) // images, len(steps)
     for n in range(0, b, images):
         total = min(images, b - n) * places
         for k in range(0, total, CHUNK):
             for t in range(len(taps)):
-                to = dx[0] + n * dx[1] + taps[t], patches.ctypes.data + 8 * k
-                call_product(
-                    (min(CHUNK, total - k), c, o),
-                    (dy[0] + n * dy[1], uppers.ctypes.data + 8 * k, steps.ctypes.data),
-                    (w[0] + t * o * w[1], w[1], w[2]), to, to, _NO_FLOOR)
+                product(
+                    (min(CHUNK, total - k), o, size),
+                    (x[0] + n * x[1], entry(rows, k), entry(steps, 0)),
+                    (w[0] + t * size * w[1], w[1], w[2]),
+                    (y[0] + n * y[1] + taps[t], entry(targets, k)),
+                    (start[0] + n * start[1] + taps[t], entry(begins, k)), floor)
 
 
 @kernel
@@ -208,10 +175,10 @@ def convolve_weights(b, o, x, dy, dw, lists, packed):
         for k in range(0, total, CHUNK):
             count = min(CHUNK, total - k)
             pack(count, o, dy[0] + n * dy[1], uppers[k:], packed)
-            to = dw, filters.ctypes.data
-            call_product(
+            to = dw, entry(filters, 0)
+            product(
                 (len(steps), o, count),
-                (x[0] + n * x[1], steps.ctypes.data, rows.ctypes.data + 8 * k),
+                (x[0] + n * x[1], entry(steps, 0), entry(rows, k)),
                 (packed, 4 * PANEL, 4 * PANEL * count), to, to, _NO_FLOOR)
 
 
@@ -231,10 +198,10 @@ def convolve_pool(b, o, x, w, bias, lists, scratch, y, winner):
         total = min(images, b - n) * windows * 4
         for first in range(0, total, CHUNK):
             count = min(CHUNK, total - first)
-            call_product(
+            product(
                 (count, o, len(steps)),
-                (x[0] + n * x[1], rows.ctypes.data + 8 * first, steps.ctypes.data), w,
-                (scratch, targets.ctypes.data), (bias, none.ctypes.data), _NO_FLOOR)
+                (x[0] + n * x[1], entry(rows, first), entry(steps, 0)), w,
+                (scratch, entry(targets, 0)), (bias, entry(none, 0)), _NO_FLOOR)
             for q in range(count // 4):
                 place = first // 4 + q
                 p = scratch + 16 * q * o

@@ -1,6 +1,7 @@
 """Memory for activations and their gradients: preallocated, with borders of zeros, addressed by strides."""
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
@@ -34,34 +35,33 @@ def zeros(*shape: int) -> Array:
 
 
 class Room:
-    """Memory that several fields use in turn."""
+    """Memory that several fields, or several steps, use in turn."""
 
     def __init__(self) -> None:
         self.floats = 0  # of one image
         self.free_after = -1  # the last step that uses it
         self.data = zeros(0)
+        self.address = 0  # asking for it takes a microsecond
 
-    def allocate(self, images: int) -> Array:
-        """Its memory, allocated again if there is not enough."""
+    def allocate(self, images: int) -> None:
+        """Allocate memory if there is not enough; previous contents are lost."""
         if self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
-        return self.data
+            self.address = self.data.ctypes.data
 
 
 class Field:
     """Memory of one array (images, H, W, C) with a border of ``pad`` pixels of zeros around each image.
 
     ``shape`` is that of one image without its border; a row of features is one pixel.  ``place`` is that of
-    the first pixel inside the border of the first image, ``corner`` the address of its border.
+    the first pixel inside the border of the first image.
     """
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape if len(shape) == 3 else (1, 1, *shape)
         self.pad = 0
-        self.of: Field | None = None  # the field whose memory this one shares
-        self.room: Room | None = None  # memory shared with others
+        self.of: Field | Room | None = None  # whose memory this one uses
         self.data = zeros(0)
-        self.corner = 0
         self.place: Place = (0, 0, 0, 0)
 
     @property
@@ -73,26 +73,24 @@ class Field:
     def allocate(self, images: int) -> None:
         """Allocate memory if there is not enough; previous contents are lost."""
         if self.of is not None:
+            self.of.allocate(images)
             self.data = self.of.data
-        elif self.room is not None:
-            self.data = self.room.allocate(images)
         elif self.data.size < images * self.floats:
             self.data = zeros(images * self.floats)
         pixel = 4 * self.shape[2]
         row = (self.shape[1] + 2 * self.pad) * pixel
-        self.corner = self.data.ctypes.data
-        self.place = (self.corner + self.pad * (row + pixel), 4 * self.floats, row, pixel)
+        self.place = (self.data.ctypes.data + self.pad * (row + pixel), 4 * self.floats, row, pixel)
 
     def at(self, row: int, column: int, stride: int = 1) -> Place:
         """The place of every ``stride``th pixel from (row, column) on."""
         first, image, down, right = self.place
         return first + row * down + column * right, image, stride * down, stride * right
 
-    def images(self, b: int) -> Array:
-        """The first b images without borders: a view."""
+    def images(self, b: int, border: bool = False) -> Array:
+        """The first b images, maybe with their borders: a view."""
         (height, width, c), pad = self.shape, self.pad
         whole = self.data[: b * self.floats].reshape(b, height + 2 * pad, width + 2 * pad, c)
-        return whole[:, pad : pad + height, pad : pad + width]
+        return whole if border else whole[:, pad : pad + height, pad : pad + width]
 
     def need(self, pad: int) -> None:
         """Request a border of some width, before memory is allocated."""
@@ -110,14 +108,12 @@ class Buffer:
         self.value = Field(shape)
         self.gradient = Field(shape)
         self.wanted = wanted  # whether an earlier layer has parameters, so that the gradient is needed
-        self.twins = False  # value and gradient need the same border
 
-    def settle(self) -> bool:
-        """Give value and gradient the same border if they need it; returns whether that changed one."""
-        if not self.twins or self.value.pad == self.gradient.pad:
-            return False
-        self.value.pad = self.gradient.pad = max(self.value.pad, self.gradient.pad)
-        return True
+    def reshaped(self, shape: Shape) -> Buffer:
+        """The same memory, which must have no border, as another shape."""
+        found = Buffer(shape, self.wanted)
+        found.value.of, found.gradient.of = self.value.of or self.value, self.gradient.of or self.gradient
+        return found
 
     @property
     def size(self) -> int:
@@ -136,26 +132,22 @@ class Scratch:
     """Memory that steps use in turn: named areas, each of the largest requested size."""
 
     def __init__(self) -> None:
-        self._sizes: dict[str, int] = {}
-        self._areas: dict[str, Array] = {}
-        self._addresses: dict[str, int] = {}
+        self._areas: defaultdict[str, Room] = defaultdict(Room)
 
     def need(self, name: str, floats: int) -> None:
         """Request an area of some size, before `allocate`."""
-        self._sizes[name] = max(self._sizes.get(name, 0), floats)
+        self._areas[name].floats = max(self._areas[name].floats, floats)
 
     def allocate(self) -> None:
         """Allocate memory if there is not enough."""
-        for name, size in self._sizes.items():
-            if name not in self._areas or self._areas[name].size < size:
-                self._areas[name] = zeros(size)
-                self._addresses[name] = self._areas[name].ctypes.data
+        for area in self._areas.values():
+            area.allocate(1)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all areas."""
-        return 4 * sum(self._sizes.values())
+        return 4 * sum(area.floats for area in self._areas.values())
 
     def address(self, name: str) -> int:
         """The address of an area."""
-        return self._addresses[name]
+        return self._areas[name].address

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -53,24 +53,20 @@ class Segment(NamedTuple):
     shape: Shape
 
 
-class Row(NamedTuple):
-    """One layer in a net's description, with FLOPs (forward) and bytes of activations for one image."""
-
-    name: str
-    output_shape: Shape
-    parameters: int
-    flops: int
-    activation_bytes: int
-
-
 class Leaf(NamedTuple):
-    """A layer in its place in a net; one with branches comes after the layers of its branches."""
+    """A layer in its place in a net, with FLOPs (forward) and bytes of activations for one image.
+
+    One with branches comes after the layers of its branches.
+    """
 
     name: str
     layer: Layer
     shape: Shape  #: of its input
     output_shape: Shape
     at: dict[str, int]  #: byte offsets of its parameters in the flat vector
+    parameters: int
+    flops: int
+    activation_bytes: int
 
 
 class Net:
@@ -93,11 +89,9 @@ class Net:
         self.name, self.layers, self.input_shape, self.loss = name, list(layers), input_shape, loss
         self.segments: dict[str, Segment] = {}
         self.leaves: list[Leaf] = []
-        self._fills: dict[str, Parameter] = {}
-        self._position = 0
-        self._counts: dict[str, int] = {}
+        self.parameters = 0
+        self._counts: Counter[str] = Counter()
         shape = self._enter(self.layers, input_shape)
-        self.parameters = self._position
         if len(shape) != 1:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
@@ -108,20 +102,18 @@ class Net:
         """Name the layers, including those of branches, and assign a segment to each of their parameters."""
         for layer in layers:
             kind = type(layer).__name__.lower()
-            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._counts[kind] += 1
             name = f"{kind}{self._counts[kind]}"
             for branch in getattr(layer, "branches", ()):
                 self._enter(branch, shape)
             output, parameters = _fitting(name, layer, shape)
-            at = {}
+            first, at = self.parameters, {}
             for key, parameter in parameters.items():
-                size = prod(parameter.shape)
-                self.segments[f"{name}.{key}"] = Segment(slice(self._position, self._position + size),
-                                                         parameter.shape)
-                self._fills[f"{name}.{key}"] = parameter
-                at[key] = 4 * self._position
-                self._position += size
-            self.leaves.append(Leaf(name, layer, shape, output, at))
+                at[key], end = 4 * self.parameters, self.parameters + prod(parameter.shape)
+                self.segments[f"{name}.{key}"] = Segment(slice(self.parameters, end), parameter.shape)
+                self.parameters = end
+            self.leaves.append(Leaf(name, layer, shape, output, at, self.parameters - first,
+                                    layer.flops(shape), 4 * prod(output)))
             shape = output
         return shape
 
@@ -132,8 +124,8 @@ class Net:
         """Initial parameters, float32 (d,): uniform in +-1/sqrt(fan in), like PyTorch's default."""
         random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_INITIAL,)))
         x = np.empty(self.parameters, np.float32)
-        for name, (part, _) in self.segments.items():
-            _, fan_in, fill = self._fills[name]
+        drawn = [each for leaf in self.leaves for each in leaf.layer.parameters(leaf.shape).values()]
+        for (part, _), (_, fan_in, fill) in zip(self.segments.values(), drawn, strict=True):
             x[part] = fill
             for k in range(part.start, part.stop if fan_in else part.start, _DRAWN):
                 block = x[k : min(k + _DRAWN, part.stop)]
@@ -252,13 +244,9 @@ class Net:
                 found.append((loss / max(b, 1), right / max(b, 1)))
         return found
 
-    def describe(self) -> list[Row]:
+    def describe(self) -> list[Leaf]:
         """One row per layer, for one image."""
-        rows = []
-        for name, layer, shape, output, at in self.leaves:
-            count = sum(prod(self.segments[f"{name}.{key}"].shape) for key in at)
-            rows.append(Row(name, output, count, layer.flops(shape), 4 * prod(output)))
-        return rows
+        return list(self.leaves)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -266,8 +254,8 @@ class Net:
 
         The work includes the following layers without parameters, and for the first part those before it.
         """
-        found: list[list[Row]] = [[]]
-        for row in self.describe():
+        found: list[list[Leaf]] = [[]]
+        for row in self.leaves:
             if row.parameters and any(before.parameters for before in found[-1]):
                 found.append([])
             found[-1].append(row)
@@ -284,7 +272,7 @@ class Net:
     def held(self, b: int) -> int:
         """Bytes besides parameters and gradient that `gradient` of b images keeps, by its plan."""
         if not reference.has_kernels():
-            return 2 * b * sum(row.activation_bytes for row in self.describe())
+            return 2 * b * sum(leaf.activation_bytes for leaf in self.leaves)
         with self._planned(keep=True) as plan:
             return plan.held(b)
 
@@ -303,28 +291,40 @@ class Net:
 
         A layer with branches has a list of such lists instead; every dropout gets ``key``.
         """
-        dropping = {} if key is None else {"key": np.asarray(key)}
-        views: dict[str, dict[str, Array]] = {leaf.name: dict(dropping) if isinstance(leaf.layer, Dropout)
-                                              else {} for leaf in self.leaves}
-        for name, (part, shape) in self.segments.items():
-            layer, field = name.split(".")
-            views[layer][field] = x[part].reshape(shape)
-        return _nested(self.layers, iter(views.values()))
+        leaves = iter(self.leaves)
+
+        def views(layers: Sequence[Layer]) -> list[Any]:
+            found: list[Any] = []
+            for layer in layers:
+                inner = [views(branch) for branch in getattr(layer, "branches", ())]
+                leaf = next(leaves)
+                arrays = {field: self.segments[f"{leaf.name}.{field}"] for field in leaf.at}
+                own = {field: x[part].reshape(shape) for field, (part, shape) in arrays.items()}
+                if key is not None and isinstance(layer, Dropout):
+                    own["key"] = np.asarray(key)
+                found.append(inner or own)
+            return found
+
+        return views(self.layers)
 
     @contextmanager
     def _planned(self, keep: bool) -> Iterator[Plan]:
         """A plan that no other thread uses at the same time: the nodes of one host share a net."""
-        from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
-
-        idle = self.idle[keep]
-        try:
-            plan = idle.pop()  # atomic
-        except IndexError:
-            plan = Plan(self.layers, self.input_shape, iter(leaf.at for leaf in self.leaves), keep)
+        plan = self.taken(keep, self.layers, self.input_shape, self.leaves, keep)
         try:
             yield plan
         finally:
-            idle.append(plan)
+            self.idle[keep].append(plan)
+
+    def taken(self, key: Any, layers: Sequence[Layer], shape: Shape, leaves: Sequence[Leaf],
+              *options: bool) -> Plan:
+        """A plan for some layers from ``idle[key]``, where it goes after use, or a new one."""
+        from refsgd.problems.nn.plan import Plan  # here: numba takes a quarter of a second to load
+
+        try:
+            return self.idle[key].pop()  # atomic
+        except IndexError:
+            return Plan(layers, shape, (leaf.at for leaf in leaves), *options)
 
     def _finite(self, x: Array, images: Array, loss: float) -> None:
         """Raise if a loss is not finite."""
@@ -383,13 +383,3 @@ def _fitting(name: str, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Pa
         raise ValueError(
             f"{name} ({layer}) makes {output} of an input of shape {shape}, expected sizes of 1 or more")
     return output, parameters
-
-
-def _nested(layers: Sequence[Layer], leaves: Iterator[dict[str, Array]]) -> list[Any]:
-    """The leaves' values, nested like the layers."""
-    nested: list[Any] = []
-    for layer in layers:
-        inner = [_nested(branch, leaves) for branch in getattr(layer, "branches", ())]
-        own = next(leaves)
-        nested.append(inner or own)
-    return nested

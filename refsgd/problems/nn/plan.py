@@ -33,16 +33,14 @@ from refsgd.problems.nn.pointwise import (
     AverageStep,
     BatchNormStep,
     CopyStep,
-    CurveStep,
-    DropoutStep,
-    FlattenStep,
+    DefinedStep,
     MaxPoolStep,
-    ReluStep,
 )
 from refsgd.problems.nn.reference import Loss
 from refsgd.problems.nn.steps import ConvPoolStep, ProductStep, Step
 
 At = dict[str, int]
+
 
 class Plan:
     """The steps of one net and the buffers between them.
@@ -61,16 +59,12 @@ class Plan:
         self._at = at
         self.output = self._chain(list(layers), self.input)
         self.capacity, self.keep = 0, keep
-        while any([buffer.settle() for buffer in self.buffers]):
-            pass
-        for step in self.steps:
-            if isinstance(step, FlattenStep):
-                step.share()
         if not keep:
             self._share_rooms()
         self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
         self.pieces = self._pieces()
-        whole = any(isinstance(step, BatchNormStep | DropoutStep) for step in self.steps)
+        whole = self.normalises or any(
+            isinstance(step, DefinedStep) and isinstance(step.layer, Dropout) for step in self.steps)
         per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
         # Images computed at once, None for all: few enough to stay near the cache, enough to pay for reading
         # the weights again.
@@ -94,13 +88,12 @@ class Plan:
         fields = [self.input.value]
         for k, step in enumerate(self.steps):
             for buffer in (step.source, step.target):
-                field = buffer.value.of or buffer.value  # a flattened value is its source's
+                field = _owner(buffer.value)
                 if id(field) not in spans:
                     spans[id(field)] = [k, k]
                     fields.append(field)
                 spans[id(field)][1] = k
-        last = self.output.value.of or self.output.value
-        spans[id(last)][1] = len(self.steps)
+        spans[id(_owner(self.output.value))][1] = len(self.steps)
         rooms: list[Room] = []
         for field in fields:
             first, end = spans[id(field)]
@@ -109,16 +102,14 @@ class Plan:
             if room is None:
                 room = Room()
                 rooms.append(room)
-            room.floats, room.free_after, field.room = max(room.floats, field.floats), end, room
+            room.floats, room.free_after, field.of = max(room.floats, field.floats), end, room
 
     def _chain(self, layers: Sequence[Layer], source: Buffer, branch: bool = False,
                accumulate: bool = False) -> Buffer:
         """Append the steps of a chain of layers; ``branch``: others read the source too."""
-        if branch and layers and not isinstance(layers[0], Conv | MaxPool):
-            # The layer may work in place, or cannot add to a gradient.
-            own = self._buffer(source.shape, source.wanted)
-            self._append(CopyStep(source, own), accumulate)
-            source, accumulate = own, False
+        if branch and layers and (not isinstance(layers[0], Conv | MaxPool) or _pools(layers[:3])):
+            # The step may work in place, or cannot add to a gradient.
+            source, accumulate = self._copied(source, accumulate), False
         k = 0
         while k < len(layers):
             before = len(self.steps)
@@ -131,7 +122,8 @@ class Plan:
     def _layer(self, following: list[Layer], source: Buffer) -> tuple[Buffer, int]:
         """Append the step of the first layer, fused with others if possible; returns output, layers taken."""
         layer = following[0]
-        relu = following[1:2] == [Relu()]
+        # A sigmoid, in place, would overwrite by what relu's gradient is masked.
+        relu = following[1:2] == [Relu()] and following[2:] != [Sigmoid()]
         if isinstance(layer, Residual):
             return self._residual(layer, source, relu), 1 + relu
         if isinstance(layer, Concat):
@@ -142,20 +134,20 @@ class Plan:
         if isinstance(layer, Conv):
             return self._convolution(layer, at, following, source, relu)
         if isinstance(layer, Relu | Dropout | Sigmoid | Tanh):  # in place
-            self._append(ReluStep(source) if isinstance(layer, Relu) else
-                         DropoutStep(layer, source) if isinstance(layer, Dropout) else
-                         CurveStep(layer, source))
+            self._append(DefinedStep(layer, source))
             return source, 1
-        target = self._buffer(layer.output_shape(source.shape), source.wanted or bool(at))
+        if isinstance(layer, Flatten):
+            if source.value.pad or source.gradient.pad:
+                source = self._copied(source)
+            return self._buffer(source.reshaped(layer.output_shape(source.shape))), 1
+        target = self._buffer(Buffer(layer.output_shape(source.shape), source.wanted or bool(at)))
         if isinstance(layer, Linear):
             self._append(ProductStep(Conv(layer.features, 1), source, target, at, relu, self.scratch))
             return target, 1 + relu
         if isinstance(layer, BatchNorm):
             self._append(BatchNormStep(layer, source, target, at, relu, self.scratch))
             return target, 1 + relu
-        if isinstance(layer, Flatten):
-            self._append(FlattenStep(source, target))
-        elif isinstance(layer, MaxPool):
+        if isinstance(layer, MaxPool):
             self._append(MaxPoolStep(layer, source, target))
         elif isinstance(layer, GlobalAverage):
             self._append(AverageStep(source, target))
@@ -166,12 +158,12 @@ class Plan:
     def _convolution(self, conv: Conv, at: At, following: list[Layer], source: Buffer,
                      relu: bool) -> tuple[Buffer, int]:
         shape = conv.output_shape(source.shape)
-        if following[1:] == [Relu(), MaxPool()] and conv.stride == 1 and conv.bias:
+        if _pools(following):
             next(self._at)
-            target = self._buffer(MaxPool().output_shape(shape))
+            target = self._buffer(Buffer(MaxPool().output_shape(shape)))
             self._append(ConvPoolStep(conv, source, target, at, self.scratch))
             return target, 3
-        target = self._buffer(shape)
+        target = self._buffer(Buffer(shape))
         self._append(ProductStep(conv, source, target, at, relu, self.scratch))
         return target, 1 + relu
 
@@ -179,7 +171,7 @@ class Plan:
         before = len(self.steps)
         y = self._chain(layer.body, source, branch=True, accumulate=True)
         last = self.steps[-1]
-        if last.masks or len(self.steps) - before < 2:
+        if last.masks or last.target is not y or len(self.steps) - before < 2:
             y = self._copied(y)  # a step that cannot share its gradient with the shortcut
         z = self._chain(layer.shortcut, source, branch=True) if layer.shortcut else source
         last = self.steps[-1]
@@ -193,9 +185,9 @@ class Plan:
         self._append(AddStep(z, y, relu))
         return y
 
-    def _copied(self, source: Buffer) -> Buffer:
-        target = self._buffer(source.shape)
-        self._append(CopyStep(source, target))
+    def _copied(self, source: Buffer, accumulate: bool = False) -> Buffer:
+        target = self._buffer(Buffer(source.shape, source.wanted))
+        self._append(CopyStep(source, target), accumulate)
         return target
 
     def _concat(self, layer: Concat, source: Buffer) -> Buffer:
@@ -203,16 +195,16 @@ class Plan:
         for k, branch in enumerate(layer.branches):
             ends.append(self._chain(branch, source, branch=True, accumulate=k < len(layer.branches) - 1))
         next(self._at)
-        target = self._buffer((*ends[0].shape[:-1], sum(end.shape[-1] for end in ends)))
+        target = self._buffer(Buffer((*ends[0].shape[:-1], sum(end.shape[-1] for end in ends))))
         first = 0
         for end in ends:
             self._append(CopyStep(end, target, first))
             first += end.shape[-1]
         return target
 
-    def _buffer(self, shape: Shape, wanted: bool = True) -> Buffer:
-        self.buffers.append(Buffer(shape, wanted))
-        return self.buffers[-1]
+    def _buffer(self, buffer: Buffer) -> Buffer:
+        self.buffers.append(buffer)
+        return buffer
 
     def _append(self, step: Step, accumulate: bool = False) -> None:
         step.accumulate = accumulate
@@ -243,10 +235,7 @@ class Plan:
     def read(self, images: Array) -> None:
         """Copy the images into the input of the first step."""
         first = self.input.value
-        rows, columns, c = first.shape
-        row = 4 * columns * c
-        given = images.ctypes.data, rows * row, row, 0
-        elementwise.copy(len(images), rows, 1, columns * c, given, first.place, False)
+        first.images(len(images))[...] = images.reshape(len(images), *first.shape)
         self._clear_border(len(images), first)
 
     def run(self, steps: Sequence[Step], b: int, frame: Frame) -> None:
@@ -256,8 +245,9 @@ class Plan:
             self._clear_border(b, step.target.value)
 
     def _clear_border(self, b: int, field: Field) -> None:
-        if field.room is not None and field.pad:  # the previous field in this room had other borders
-            elementwise.zero_border(b, *field.shape, field.pad, field.place)
+        if not self.keep and (pad := field.pad):  # the previous field in this room had other borders
+            whole = field.images(b, border=True)
+            whole[:, :pad] = whole[:, -pad:] = whole[:, :, :pad] = whole[:, :, -pad:] = 0
 
     def loss(self, labels: Array, share: np.float32, loss: Loss) -> tuple[float, int]:
         """Loss and number of correct predictions; sets the gradient of ``self.output``."""
@@ -274,3 +264,15 @@ class Plan:
         """Run steps backward, and add the gradient to the vector at ``frame.g``."""
         for step in reversed(steps):
             step.backward(b, frame)
+
+
+def _owner(field: Field) -> Field:
+    """The field in whose memory a field lies: a flattened value is its source's."""
+    return field.of if isinstance(field.of, Field) else field
+
+
+def _pools(layers: Sequence[Layer]) -> bool:
+    """Whether layers begin with a convolution that is cheaper together with its relu and pooling."""
+    first = layers[0]
+    return (isinstance(first, Conv) and first.stride == 1 and first.bias
+            and list(layers[1:3]) == [Relu(), MaxPool()])

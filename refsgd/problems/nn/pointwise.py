@@ -1,13 +1,14 @@
-"""Steps of a plan without matrix products: normalisation, pooling, addition, copies."""
+"""Steps of a plan without matrix products: normalisation, pooling, activations, addition, copies."""
 from __future__ import annotations
 
-from math import prod
+from typing import Any
 
 import numpy as np
 
 from refsgd.problems.nn import elementwise
-from refsgd.problems.nn.layers import BatchNorm, Dropout, MaxPool, Sigmoid, Tanh
-from refsgd.problems.nn.memory import Buffer, Field, Frame, Place, Scratch, zeros
+from refsgd.problems.nn.layer import Array, Layer
+from refsgd.problems.nn.layers import BatchNorm, MaxPool
+from refsgd.problems.nn.memory import Buffer, Field, Frame, Scratch, zeros
 from refsgd.problems.nn.steps import NO_FLOOR, RELU, Step
 
 
@@ -28,27 +29,19 @@ class BatchNormStep(Step):
         scratch.need("rows", 3 * self.run)
 
     def forward(self, b: int, frame: Frame) -> None:
-        place, partial = self.source.value.place, self.scratch.address("rows")
+        sizes, place = (b, self.rows, self.run), self.source.value.place
         if not frame.fixed:
-            elementwise.moments(b, self.rows, self.run, self.source.shape[-1], place, partial, self.sums)
-            elementwise.scale_and_shift(
-                self._numbers(b), self.sums, partial + 8 * self.run, self.layer.epsilon,
-                frame.x + self.at["gain"], frame.x + self.at["bias"], self.statistics, self.norm)
-        elementwise.normalise(b, self.rows, self.run, place, self.norm, self.target.value.place, self.floor)
-
-    def _numbers(self, b: int) -> int:
-        """The count of numbers of each channel."""
-        return b * self.rows * self.run // self.source.shape[-1]
+            elementwise.measure(sizes, place, self.scratch.address("rows"), self.sums, self.layer.epsilon,
+                                (frame.x + self.at["gain"], frame.x + self.at["bias"]), self.statistics,
+                                self.norm)
+        elementwise.normalise(sizes, place, self.norm, self.target.value.place, self.floor)
 
     def backward(self, b: int, frame: Frame) -> None:
-        x, dy, partial = self.source.value.place, self.target.gradient.place, self.scratch.address("rows")
-        elementwise.normalise_sums(b, self.rows, self.run, x, self.norm, dy, self.floor, partial, self.sums)
         gain, bias = self.at["gain"], self.at["bias"]
-        elementwise.normalise_factors(self._numbers(b), self.sums, self.statistics, frame.x + gain,
-                                      frame.g + gain, frame.g + bias, partial)
-        if self.source.wanted:
-            elementwise.normalise_backward(b, self.rows, self.run, x, self.norm, dy, self.floor, partial,
-                                           self.source.gradient.place)
+        elementwise.normalise_backward(
+            (b, self.rows, self.run), self.source.value.place, self.norm, self.target.gradient.place,
+            self.floor, (self.scratch.address("rows"), frame.x + gain, frame.g + gain, frame.g + bias),
+            self.sums, self.statistics, self.source.gradient.place if self.source.wanted else (0, 0, 0, 0))
 
 
 class MaxPoolStep(Step):
@@ -62,31 +55,36 @@ class MaxPoolStep(Step):
         self.winner = np.zeros(images * self.target.size, np.uint8)
 
     def forward(self, b: int, frame: Frame) -> None:
-        s, t = self.source.value, self.target.value
-        elementwise.max_pool((b, *t.shape[:2]), t.shape[2], s.place, s.shape, self.window, t.place,
-                             self.winner)
+        self._pool(b, self.source.value, self.target.value, False)
 
     def backward(self, b: int, frame: Frame) -> None:
-        t, d = self.target.gradient, self.source.gradient
-        if not self.source.wanted:
-            return
-        if not self.accumulate:
-            elementwise.zero(d.corner, b * d.floats)
-        elementwise.max_pool_backward((b, *t.shape[:2]), t.shape[2], t.place, d.shape, self.window,
-                                      self.winner, d.place)
+        if self.source.wanted:
+            self.clear(b)
+            self._pool(b, self.source.gradient, self.target.gradient, True)
+
+    def _pool(self, b: int, s: Field, t: Field, back: bool) -> None:
+        elementwise.max_pool((b, *t.shape[:2]), s.shape, self.window, s.place, t.place, self.winner, back)
 
 
 class AverageStep(Step):
     """The average of each channel over the image."""
 
+    masks = True
+
+    def _share(self) -> np.float32:
+        rows, columns, _ = self.source.value.shape
+        return np.float32(1.0 / (rows * columns))
+
     def forward(self, b: int, frame: Frame) -> None:
-        s = self.source.value
-        elementwise.average(b, *s.shape, s.place, self.target.value.place)
+        y = self.target.value.images(b)
+        np.sum(self.source.value.images(b), axis=(1, 2), keepdims=True, out=y)
+        y *= self._share()
 
     def backward(self, b: int, frame: Frame) -> None:
-        d = self.source.gradient
         if self.source.wanted:
-            elementwise.average_backward(b, *d.shape, self.target.gradient.place, d.place)
+            dy = self.target.gradient.images(b)
+            dy *= self._share()
+            self.source.gradient.images(b)[...] = dy
 
 
 class AddStep(Step):
@@ -100,110 +98,39 @@ class AddStep(Step):
         super().__init__(source, target)
         self.floor = RELU if relu else NO_FLOOR
 
-    def added(self) -> Place:
-        """The place of the summand."""
-        return self.source.value.place
-
     def forward(self, b: int, frame: Frame) -> None:
         t = self.target.value
         rows, columns, c = t.shape
-        elementwise.add(b, rows, columns * c, t.place, self.added(), self.floor)
+        elementwise.add(b, rows, columns * c, t.place, self.source.value.place, self.floor)
 
     def backward(self, b: int, frame: Frame) -> None:
         t, d = self.target.gradient, self.source.gradient
         if self.floor == RELU:
             elementwise.output_backward(b, *t.shape, self.target.value.place, t.place, RELU, 0)
         if d is not t and self.source.wanted:
-            elementwise.copy(b, *t.shape, t.place, d.place, False)
+            d.images(b)[...] = t.images(b)
 
 
-class ReluStep(AddStep):
-    """Relu in place: source and target are one buffer, to which zeros are added."""
+class DefinedStep(Step):
+    """A layer without parameters that keeps the shape, in place, by its definition in numpy.
 
-    def __init__(self, buffer: Buffer) -> None:
-        super().__init__(buffer, buffer, relu=True)
-        self.zeros = zeros(prod(buffer.value.shape[1:]))
-
-    def added(self) -> Place:
-        return self.zeros.ctypes.data, 0, 0, 0
-
-
-class CurveStep(Step):
-    """A smooth activation, in place, by its definition: numpy's functions are as fast as a kernel."""
+    So are activations computed that no product or norm includes, and dropout: they take little of a net's
+    time."""
 
     masks = True
 
-    def __init__(self, layer: Sigmoid | Tanh, buffer: Buffer) -> None:
+    def __init__(self, layer: Layer, buffer: Buffer) -> None:
         super().__init__(buffer, buffer)
         self.layer = layer
+        self.kept: Any = None
 
     def forward(self, b: int, frame: Frame) -> None:
         x = self.target.value.images(b)
-        x[...] = self.layer.forward({}, x)[0]
+        x[...], self.kept = self.layer.forward({} if frame.key is None else {"key": np.asarray(frame.key)}, x)
 
     def backward(self, b: int, frame: Frame) -> None:
         d = self.target.gradient.images(b)
-        d[...] = self.layer.backward({}, self.target.value.images(b), d)[0]
-
-
-class DropoutStep(Step):
-    """Dropout in place, as a function of the position and ``frame.key``."""
-
-    masks = True
-
-    def __init__(self, layer: Dropout, buffer: Buffer) -> None:
-        super().__init__(buffer, buffer)
-        self.layer = layer
-
-    def forward(self, b: int, frame: Frame) -> None:
-        self._drop(b, frame, self.target.value)
-
-    def backward(self, b: int, frame: Frame) -> None:
-        self._drop(b, frame, self.target.gradient)
-
-    def _drop(self, b: int, frame: Frame, field: Field) -> None:
-        if frame.key is None or frame.fixed:
-            return
-        low, high = frame.key & 0xFFFFFFFF, frame.key >> 32 & 0xFFFFFFFF
-        scale = np.float32(1 / (1 - self.layer.rate))
-        rows, columns, c = field.shape
-        elementwise.dropout(b, rows, columns * c, field.place, low, high,
-                            int(self.layer.threshold), scale)
-
-
-class FlattenStep(Step):
-    """Features in one row: a copy without the border, or the same memory if there is no border."""
-
-    masks = True
-
-    def share(self) -> None:
-        """Share memory if the images have no border; call this when all borders are known."""
-        for of, field in (
-            (self.source.value, self.target.value),
-            (self.source.gradient, self.target.gradient),
-        ):
-            field.of = of if of.pad == 0 else None
-
-    def forward(self, b: int, frame: Frame) -> None:
-        s, t = self.source.value, self.target.value
-        if t.of is None:
-            elementwise.copy(b, *self._rows(), s.place, self._features(t), False)
-
-    def backward(self, b: int, frame: Frame) -> None:
-        t, d = self.target.gradient, self.source.gradient
-        if t.of is None and self.source.wanted:
-            elementwise.copy(b, *self._rows(), self._features(t), d.place, False)
-
-    def _rows(self) -> tuple[int, int, int]:
-        """The shape of an image whose rows count as one pixel each."""
-        rows, columns, c = self.source.value.shape
-        return rows, 1, columns * c
-
-    def _features(self, field: Field) -> Place:
-        """The place of the features, as rows of an image without a border."""
-        rows, columns, c = self.source.value.shape
-        first, image, _, _ = field.place
-        return first, image, 4 * columns * c, 0
+        d[...], _ = self.layer.backward({}, self.kept, d)
 
 
 class CopyStep(Step):
@@ -218,14 +145,14 @@ class CopyStep(Step):
         self.first = first
 
     def forward(self, b: int, frame: Frame) -> None:
-        s = self.source.value
-        elementwise.copy(b, *s.shape, s.place, self._channels(self.target.value), False)
+        self._channels(self.target.value, b)[...] = self.source.value.images(b)
 
     def backward(self, b: int, frame: Frame) -> None:
-        d = self.source.gradient
-        if self.source.wanted:
-            elementwise.copy(b, *d.shape, self._channels(self.target.gradient), d.place, self.accumulate)
+        d = self.source.gradient.images(b)
+        if self.source.wanted and self.accumulate:
+            d += self._channels(self.target.gradient, b)
+        elif self.source.wanted:
+            d[...] = self._channels(self.target.gradient, b)
 
-    def _channels(self, field: Field) -> Place:
-        first, image, row, pixel = field.place
-        return first + 4 * self.first, image, row, pixel
+    def _channels(self, field: Field, b: int) -> Array:
+        return field.images(b)[..., self.first : self.first + self.source.shape[-1]]

@@ -33,6 +33,12 @@ class Step:
     def allocate(self, images: int) -> None:
         """Allocate memory besides the buffers."""
 
+    def clear(self, b: int) -> None:
+        """Set the source's gradient to 0, before a sum, unless other steps add to it."""
+        if not self.accumulate:
+            d = self.source.gradient
+            d.data[: b * d.floats] = 0
+
     def forward(self, b: int, frame: Frame) -> None:
         """Compute the target."""
 
@@ -72,12 +78,12 @@ class ProductStep(Step):
         steps = offsets((0, 0, s.value.place[2], 4), 1, k, k * self.c)
         outputs, uppers = (offsets(field.place, group, rows, columns) for field in (t.value, t.gradient))
         self.filters = line(4 * o, len(steps))
-        self.forward_lists: Lists = patches, steps, outputs, np.zeros_like(outputs), group
+        self.forward_lists: Lists = patches, steps, outputs, np.zeros_like(outputs), line(0, 1), group
         self.scratch.need("outputs", min(kernels.CHUNK, len(uppers)) * _panelled(o))
         self.weight_lists: Lists = patches, steps, uppers, self.filters, group
-        self.input_lists: Lists = (
-            uppers, line(4, o), offsets(self._seen(s.gradient), group, rows, columns),
-            offsets((0, 0, s.gradient.place[2], 4 * self.c), 1, k, k), group)
+        inputs = offsets(self._seen(s.gradient), group, rows, columns)
+        taps = offsets((0, 0, s.gradient.place[2], 4 * self.c), 1, k, k)
+        self.input_lists: Lists = uppers, line(4, o), inputs, inputs, taps, group
 
     def _seen(self, field: Field) -> Place:
         """The place of the input, or of its gradient, under the first tap."""
@@ -93,22 +99,30 @@ class ProductStep(Step):
                              (y + first, image), self.forward_lists, self.floor)
 
     def backward(self, b: int, frame: Frame) -> None:
-        s, t, d = self.source.value, self.target.gradient, self.source.gradient
+        t = self.target.gradient
         bias = frame.g + self.at["bias"] if self.conv.bias else 0
         if bias or self.floor == RELU:
             elementwise.output_backward(b, *t.shape, self.target.value.place, t.place, self.floor, bias)
-        kernels.convolve_weights(b, self.o, self._seen(s)[:2], t.place[:2], frame.g + self.at["weight"],
+        self.weight_gradient(b, frame)
+        if self.source.wanted:
+            self.input_gradient(b, frame)
+
+    def weight_gradient(self, b: int, frame: Frame) -> None:
+        """Add to the gradient of the weights."""
+        kernels.convolve_weights(b, self.o, self._seen(self.source.value)[:2],
+                                 self.target.gradient.place[:2], frame.g + self.at["weight"],
                                  self.weight_lists, self.scratch.address("outputs"))
-        if not self.source.wanted:
-            return
-        if not self.accumulate:
-            elementwise.zero(d.corner, b * d.floats)
-        (dx, image, *_), packed = self._seen(d), self.scratch.address("filters")
+
+    def input_gradient(self, b: int, frame: Frame) -> None:
+        """Sum the gradient of the source."""
+        self.clear(b)
+        (dx, image, *_), packed = self._seen(self.source.gradient), self.scratch.address("filters")
+        dy = self.target.gradient.place[:2]
         for first in range(0, self.c, self.block):
             count, w = min(self.block, self.c - first), frame.x + self.at["weight"] + 4 * first * self.o
             kernels.turn_filters(count, self.o, self.taps, w, 4 * self.c * self.o, packed)
-            kernels.convolve_inputs(b, count, t.place[:2], _packed(packed, self.taps * self.o),
-                                    (dx + 4 * first, image), self.input_lists)
+            kernels.convolve(b, count, dy, _packed(packed, self.taps * self.o), (dx + 4 * first, image),
+                             (dx + 4 * first, image), self.input_lists, NO_FLOOR)
 
 
 class ConvPoolStep(Step):
@@ -125,10 +139,9 @@ class ConvPoolStep(Step):
         scratch.need("transposed", len(self.filters) * conv.channels)
         windows = prod(target.shape[:2])
         self.entries = np.zeros(windows + 1, np.int64), zeros(windows + 1)
-        source.value.need(conv.pad)
-        if source.wanted:
-            # The input and its gradient share a list of offsets, so both need the same border.
-            source.twins = True
+        # The input and its gradient share a list of offsets, so both need the same border.
+        for field in (source.value, source.gradient) if source.wanted else (source.value,):
+            field.need(max(conv.pad, source.value.pad, source.gradient.pad))
 
     def allocate(self, images: int) -> None:
         self.winner = np.zeros(images * prod(self.target.shape), np.uint8)
@@ -161,8 +174,8 @@ class ConvPoolStep(Step):
         w, dw = self.scratch.address("filters"), self.scratch.address("transposed")
         kernels.transpose(size, o, frame.x + self.at["weight"], w, 4 * size)
         kernels.transpose(size, o, frame.g + self.at["weight"], dw, 4 * size)
-        if wanted and not self.accumulate:
-            elementwise.zero(d.corner, b * d.floats)
+        if wanted:
+            self.clear(b)
         kernels.pool_convolve_backward(
             (b, *t.shape[:2]), self._seen(), d.at(-pad, -pad) if wanted else (0, 0, 0, 0), self._patch(),
             w, o, t.place, self.winner, (dw, frame.g + self.at["bias"]), self.entries)

@@ -263,25 +263,6 @@ def transpose_block(b, a, ar, t, tr):
         store(b, row, b.add(t, b.mul(tr, I64(i))))
 
 
-_two, _three = (types.UniTuple(types.int64, count) for count in (2, 3))
-PRODUCT = types.void(_three, _three, _three, _two, _two, types.float32)
-
-
-@intrinsic
-def call_product(context, sizes, a, w, c, start, floor):
-    """Call `refsgd.problems.nn.kernels.product` with its arguments (`sizes`, `a`, ...) through the linker, so
-    that it is not copied into callers."""
-
-    def generate(context, b, signature, arguments):
-        convention = context.call_conv
-        kind = convention.get_function_type(signature.return_type, signature.args)
-        function = cgutils.get_or_insert_function(b.module, kind, call_product.__name__)
-        convention.call_function(b, function, signature.return_type, signature.args, arguments)
-        return context.get_dummy_value()
-
-    return PRODUCT, generate
-
-
 @intrinsic
 def floats(context, address):
     """``address`` as a pointer to float32, for `numba.carray`."""
