@@ -172,3 +172,27 @@ def urgent(problem, workers, steps, sgd, *, wrong=False):
         return x
 
     return deploy(problem, workers, steps, sgd, 1, False, lambda shard, ws: answering(shard, len(ws) * steps), client)
+
+
+# -- answers of several servers -------------------------------------------------------------------------------
+
+
+def pairs(problem, workers, steps, sgd, *, servers=1):
+    """WRONG with several parts: each server answers the first two workers that it hears, and servers may
+    choose different pairs, of which none gets its whole model."""
+    def server(shard, ws):
+        left, held = dict.fromkeys(ws, steps), {}
+        while any(left.values()):
+            w, push = yield from shard.recv(Push)
+            left[w] -= 1
+            held[w] = push
+            if len(held) < min(2, sum(1 for w in ws if left[w] or w in held)):
+                continue
+            g = sum(push.grad for _, push in sorted(held.items())) / len(held)
+            yield from shard.update(list(held.items()), type(shard.sgd).step, g, shard.version)
+            for w in held:
+                yield Send(w, Model(shard.x, shard.version))
+            held = {}
+        return shard.x
+
+    return deploy(problem, workers, steps, sgd, servers, False, server, survives=False)

@@ -51,6 +51,16 @@ def test_the_deadlock_of_buckets_comes_with_its_schedule(capsys):
     assert "schedule [" in said and "peer0    | peer1\n" in said
 
 
+def test_servers_that_answer_different_pairs_of_three_workers_deadlock():
+    """Two workers, with which every schedule is followed, do not show it."""
+    def schedules(**how):
+        return next(f for f in check(own.pairs, processes=False, **how) if f.name == "all schedules")
+
+    assert schedules().held
+    found = schedules(layout="layers")
+    assert found.held is False and "Stuck: deadlock" in str(found), found
+
+
 def test_a_push_whose_version_is_newer_than_its_gradient_is_caught():
     """Of the library's own worker: a message says that it was computed one update later."""
     wrong = wrong_deployment(CATALOGUE["asp"], "Push(g, examples, self.version[s])",
