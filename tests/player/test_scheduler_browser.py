@@ -144,3 +144,15 @@ def test_a_phone_and_both_colour_schemes(browser, tmp_path, ssp, scheme):
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     ratio, what = browser.execute_script(CONTRAST)
     assert ratio >= 4.5, what
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_the_theme_of_the_page_around_it_replaces_that_of_the_system(browser, tmp_path, ssp, system):
+    show(browser, tmp_path, ssp, color_scheme=system)
+    for theme, paper in (("dark", "rgb(20, 23, 27)"), ("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 27)")):
+        seen = browser.execute_async_script(
+            "window.postMessage({theme: arguments[0]}, '*');"
+            "setTimeout(() => arguments[1](getComputedStyle(document.documentElement).backgroundColor), 50);", theme)
+        assert seen == paper
+        ratio, what = browser.execute_script(CONTRAST)
+        assert ratio >= 4.5, what

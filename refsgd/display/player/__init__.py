@@ -4,7 +4,8 @@ It shows the programs' source with the current line of each, their local variabl
 space-time diagram, the messages in transit, and how staleness and idle time grow.  The page needs no network
 and no kernel.  Its data come from a trace; the lines and variables come from a bit-identical replay.
 
-The page's behaviour is in ``player.js``, its style in ``player.css``, its skeleton in ``player.html``.
+The page's behaviour is in ``player.js`` and ``theme.js``, its style in ``player.css``, its skeleton in
+``player.html``.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "ru
     if states.note:
         source = f'<p class="note">{html.escape(states.note)}</p>{source}'
     run = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    parts = {"name": html.escape(name), "css": _asset("player.css"), "js": _asset("player.js"),
-             "source": source, "run": run.replace("<", "\\u003c")}
+    parts = {"name": html.escape(name), "css": _asset("player.css"),
+             "js": _asset("theme.js") + _asset("player.js"), "source": source,
+             "run": run.replace("<", "\\u003c")}
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("player.html"))
 
 

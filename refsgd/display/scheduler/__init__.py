@@ -36,8 +36,9 @@ def page(graph: Graph, name: str) -> str:
     data = json.dumps(graph.to_json(), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     source = "".join(listing(i, name, lines) for i, (name, lines) in enumerate(graph.files.items()))
     css = _asset("player", "player.css") + _asset("scheduler", "scheduler.css")
-    parts = {"name": html.escape(name), "css": css, "js": _asset("scheduler", "scheduler.js"),
-             "source": source, "graph": data.replace("<", "\\u003c")}
+    js = _asset("player", "theme.js") + _asset("scheduler", "scheduler.js")
+    parts = {"name": html.escape(name), "css": css, "js": js, "source": source,
+             "graph": data.replace("<", "\\u003c")}
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("scheduler", "scheduler.html"))
 
 
