@@ -24,7 +24,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Factory
 from refsgd.runtimes.engine import RESUME, Task
 from refsgd.runtimes.engine import Deadlock as Deadlock
-from refsgd.runtimes.links import Linked
+from refsgd.runtimes.linked import Linked
 from refsgd.runtimes.programs import line_of, read, share_of
 from refsgd.trace import Event, Marked, Polled, Run, Trace
 

@@ -17,7 +17,7 @@ import pytest
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Deployment, Node, Recv, Send
-from refsgd.runtimes.processes.links import GroupLinks
+from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Received
@@ -213,7 +213,7 @@ def test_a_process_that_dies_while_it_serves_holds_up_nobody():
             if how == (fcntl.LOCK_UN if late else fcntl.LOCK_EX):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        groups._lockf = ends
+        groups._lock._lockf = ends
         groups.serve(7, 0.0, 1.0)
 
     for late in (False, True):

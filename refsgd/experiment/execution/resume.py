@@ -28,7 +28,7 @@ from refsgd.trace import Computed, Crashed, Event, Returned, Trace, taken
 from refsgd.trace.codec import NOTICE, Steps, row_of
 
 if TYPE_CHECKING:
-    from refsgd.runtimes.processes.beginning import Beginning
+    from refsgd.runtimes.processes.driver import Beginning
 
 NAME = "record"  #: the file of a run's first attempt in the checkpoint's folder
 Listener = Callable[[Event], None]
@@ -104,7 +104,7 @@ def dead_in(steps: Steps) -> list[str]:
 def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
     """The starting point of processes and the steps that lead there, which end before any unrecorded access
     to shared memory."""
-    from refsgd.runtimes.processes.beginning import Beginning
+    from refsgd.runtimes.processes.driver import Beginning
 
     replayer = Replayer(factory, steps)
     replayer.run(whole=not any(node.cells for node in replayer.deployment.values()))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.effects import Add, Cell, Deployment, Load
-from refsgd.runtimes.processes.system import unnamed_file
+from refsgd.runtimes.processes.system import FileLock, unnamed_file
 from refsgd.runtimes.programs import add_to
 from refsgd.runtimes.transports.waking import anonymous
 from refsgd.trace import UNORDERED
@@ -29,10 +29,8 @@ class _Lock:
     from `tickets` on: their common order."""
 
     def __init__(self, cells: list[Cell], tickets: int) -> None:
-        import fcntl  # exists wherever fork does
-
-        self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
         self._file = unnamed_file("cells")
+        self._lock = FileLock(self._file)
         self._cells = cells
         self._words = memoryview(anonymous(8 * 4))[: 8 * 4].cast("q")
         self._words[DONE] = tickets
@@ -44,16 +42,13 @@ class _Lock:
     @contextmanager
     def ticket(self) -> Iterator[int]:
         """Hold the lock; yields the number of this access."""
-        self._lockf(self._file, self._take)
-        try:
-            words = self._words
+        words = self._words
+        with self._lock:
             number = words[DONE]
             if words[BEGUN] == number + 1:  # the process that began it has died
                 self._undo()
             yield number
             words[DONE] = number + 1
-        finally:
-            self._lockf(self._file, self._free)
 
     def adds(self, effect: Add) -> None:
         """Prepare, while the lock is held, for undoing an addition that a death may interrupt."""

@@ -6,7 +6,7 @@ timer's due time, an emulated arrival), and lateness shortens the next sleep.  N
 only at the end of a `Compute` that is late by more than `SLACK`, because no sleep is left to absorb it; slips
 are counted.
 
-*Emulated links* are in `refsgd.runtimes.links`.
+*Emulated links* are in `refsgd.runtimes.linked`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,27 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import heappop
-from typing import Any
+from typing import Any, NamedTuple
 
 from refsgd.cluster import prices
 from refsgd.cluster.cores import of_hosts
 from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Add, Compute, Deployment, Died, Load, payload_bytes
+from refsgd.effects import Add, Array, Compute, Deployment, Died, Load, payload_bytes
 from refsgd.runtimes.engine import HEAD, RESUME, Task
 from refsgd.runtimes.faults import Fault, Plan, gives_up, roles_of_hosts
-from refsgd.runtimes.links import Linked
+from refsgd.runtimes.linked import Linked
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.processes import cells
-from refsgd.runtimes.processes.beginning import Beginning
-from refsgd.runtimes.processes.computing import Computing, Done, Job
-from refsgd.runtimes.processes.lateness import Lateness
-from refsgd.runtimes.processes.links import GroupLinks
+from refsgd.runtimes.processes.computing import Computing, Done, Job, Lateness
+from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.status import ABORT, HALT, StatusLog, StatusTable
 from refsgd.runtimes.programs import freeze, line_of, share_of
 from refsgd.runtimes.simulator import rare_full_collections
 from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.wire import WireError
-from refsgd.trace import Computed
+from refsgd.trace import Computed, Event
 
 SLACK = 0.005  # seconds by which a Compute may end late before nominal time slips: delays by a scheduler
 HEARTBEAT = 0.25  # longest sleep
@@ -49,6 +47,24 @@ PATIENCE = 1.0  # seconds in which a lost connection must turn out to be a death
 
 class Aborted(Exception):
     """The launcher wants this process to end."""
+
+
+class Beginning(NamedTuple):
+    """The starting point of a resumed run: the state at the end of its record; see
+    `refsgd.experiment.execution.resume`."""
+
+    deployment: Deployment  #: its programs are suspended where the record ends
+    seconds: float
+    effects: dict[tuple[str, int], Any]  #: the effect for which each program waits, None if it has returned
+    envelopes: dict[str, list[Envelope]]  #: messages sent to each node and not yet received
+    numbers: dict[tuple[str, str], int]  #: number of messages sent on each channel
+    #: draws of each program from its random streams
+    draws: dict[tuple[str, int], list[Callable[[Draws], Any]]]
+    tickets: int  #: number of accesses to shared cells
+    values: dict[str, Any]
+    events: list[Event]
+    kept: dict[str, list[tuple[int, Array]]]  #: the newest parameters of each node
+    dead: list[str]  #: nodes that have died and stay dead
 
 
 class Driver(Linked):

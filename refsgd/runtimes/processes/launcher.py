@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.process import BaseProcess
-from typing import Protocol
 
 import psutil
 
@@ -20,14 +19,15 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment
 from refsgd.runtimes.faults import KEEP, Fault, Halted, survives_workers
 from refsgd.runtimes.processes import logs
-from refsgd.runtimes.processes.beginning import Beginning
 from refsgd.runtimes.processes.child import live
-from refsgd.runtimes.processes.links import GroupLinks
+from refsgd.runtimes.processes.driver import Beginning
+from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.reports import Failure, Outbox, Report, deadlock, join
 from refsgd.runtimes.processes.status import ABORT, CLOSE, HALT, StatusTable
 from refsgd.runtimes.processes.watch import Watch, state
 from refsgd.runtimes.simulator import RunFailed
-from refsgd.runtimes.transports.transport import Transport
+from refsgd.runtimes.transports.shared_memory import Segment
+from refsgd.runtimes.transports.tcp import Listeners
 from refsgd.runtimes.transports.waking import WakeUp, wait_for
 from refsgd.trace import Crashed, Event, Run
 
@@ -37,26 +37,8 @@ LEAD = 0.03  # seconds from "all are ready" to the common start
 GRACE = 0.1  # seconds to end by itself after a failure
 LOOK = 0.05  # seconds between two checks by the launcher if nobody wakes it
 
-
-class Ends(Protocol):
-    """The part of a transport made before the fork: shared memory or listening sockets."""
-
-    wake_ups: dict[str, WakeUp]
-
-    def connect(self, process: str) -> Transport:
-        """The transport of one process; called in it, after the fork."""
-        ...
-
-    def forked(self) -> None:
-        """Release in the launcher, after the fork, what only the processes need."""
-        ...
-
-    def close(self) -> None:
-        """Release everything at the end of the run."""
-        ...
-
-
-MakeTransport = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Ends]
+#: makes the part of a transport that exists before the fork: memory or listening sockets
+MakeTransport = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Segment | Listeners]
 
 
 class Launch:

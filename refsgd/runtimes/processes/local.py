@@ -19,7 +19,7 @@ from refsgd.effects import Deployment, Factory, roles
 from refsgd.runtimes.faults import POLICIES, Fault, check
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.processes import cells
-from refsgd.runtimes.processes.beginning import Beginning
+from refsgd.runtimes.processes.driver import Beginning
 from refsgd.runtimes.processes.launcher import Launch, MakeTransport
 from refsgd.runtimes.processes.reports import ChildTraceback
 from refsgd.runtimes.processes.status import Standing

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, TypeVar
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment, Factory
-from refsgd.runtimes.processes.beginning import Beginning
-from refsgd.runtimes.processes.driver import Aborted, Driver
+from refsgd.runtimes.processes.driver import Aborted, Beginning, Driver
+from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.launcher import LEAD
-from refsgd.runtimes.processes.links import GroupLinks
 from refsgd.runtimes.processes.reports import Failure, Report, deadlock, join
 from refsgd.runtimes.processes.status import StatusTable
 from refsgd.runtimes.processes.system import keep_memory
@@ -101,26 +100,22 @@ Made = TypeVar("Made")
 def in_order(make: Callable[[bool], Made]) -> Made:
     """The result of `make`, called on rank 0 first, with True, and then on the others; all must be on one
     computer."""
-    comm = world()
-    with _within(STARTING, comm, "to make a record"):
-        return _in_order(comm, make)
-
-
-def _in_order(comm: MPI.Intracomm, make: Callable[[bool], Made]) -> Made:
+    comm, first, error = world(), None, None
     from mpi4py import MPI
 
-    if comm.Split_type(MPI.COMM_TYPE_SHARED).size < comm.size:
-        raise RunFailed("records are written by the ranks of one computer; expected mpiexec on a single one")
-    first, error = None, None
-    if comm.rank == 0:
-        try:
-            first = make(True)
-        except OSError as found:
-            error = found
-    error = comm.bcast(error)  # otherwise the others would never return
-    if error is not None:
-        raise error
-    return first if first is not None else make(False)
+    with _within(STARTING, comm, "to make a record"):
+        if comm.Split_type(MPI.COMM_TYPE_SHARED).size < comm.size:
+            raise RunFailed(
+                "records are written by the ranks of one computer; expected mpiexec on a single one")
+        if comm.rank == 0:
+            try:
+                first = make(True)
+            except OSError as found:
+                error = found
+        error = comm.bcast(error)  # otherwise the others would never return
+        if error is not None:
+            raise error
+        return first if first is not None else make(False)
 
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,

@@ -73,7 +73,7 @@ class Ranks(Transport):
         self._rank = {process: k for k, process in enumerate(processes)}
         self._words, self._run = table.process[processes[comm.rank]], table.run
         self._pending: list[tuple[Any, bytes]] = []
-        self._frames: list[Frame] = []
+        self._frames = []
         self._nap, self._knocked, self._terminated = SHORTEST, False, False
         self._mine, self._total = np.zeros(4, np.int64), np.zeros(4, np.int64)
         self._request: Any = None
@@ -106,12 +106,9 @@ class Ranks(Transport):
                 self._decode(memoryview(data), src)
             except WireError as error:
                 raise WireError(f"{self._processes[src]} (rank {src}) sent {error}") from None
-        if not self._frames:
-            return []
-        self._nap, self._heard = SHORTEST, time.monotonic()
-        frames = self._frames[:]
-        self._frames.clear()
-        return frames
+        if self._frames:
+            self._nap, self._heard = SHORTEST, time.monotonic()
+        return self._completed()
 
     def _receive(self, message: MPI.Message, status: MPI.Status) -> bytearray:
         """The bytes of a message that MPI has matched; a message longer than any frame ends the job before

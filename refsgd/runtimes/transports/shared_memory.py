@@ -84,7 +84,7 @@ class Rings(Transport):
         self._wake_ups = segment.wake_ups
         self._out: dict[str, Outgoing] = {}
         self._in: list[Incoming | None] = []
-        self._frames: list[Frame] = []
+        self._frames = []
         self._processes, self._pool = processes, segment.pools.of(me) if segment.pools else None
         self._lend = {other: partial(self._pool.lend, k)
                       for k, other in enumerate(processes)} if self._pool else {}
@@ -129,9 +129,7 @@ class Rings(Transport):
             if new != old and incoming is not None:
                 incoming.pump()
         self._seen = tails  # bytes published since are noticed next time, because the tail differs again
-        frames = self._frames[:]
-        self._frames.clear()
-        return frames
+        return self._completed()
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of

@@ -180,7 +180,7 @@ class Sockets(Transport):
     def __init__(self, listeners: Listeners, process: str, peers: Mapping[str, socket.socket]) -> None:
         self._wake_up, self._peers, self.lost = listeners.wake_ups[process], peers, set[str]()
         self._largest = listeners.largest
-        self._frames: list[Frame] = []
+        self._frames = []
         self._out: dict[str, Outgoing] = {}
         self._in: dict[str, Incoming] = {}
         # One descriptor to sleep on; its own timeout has a resolution of 1 ms, so `wait` uses select on it.
@@ -282,11 +282,7 @@ class Sockets(Transport):
                     self._in[other].pump()
                 except WireError as error:
                     raise WireError(f"{other} sent {error}") from None
-        if not self._frames:
-            return []
-        frames = self._frames[:]
-        self._frames.clear()
-        return frames
+        return self._completed()
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Sleep until something may have happened, at most `timeout` seconds; the readable ones of

@@ -13,6 +13,7 @@ class Transport:
     """The methods of rings, sockets or MPI for a driver; only `wait` and, for a moment, `soon` wait."""
 
     lost: Iterable[str] = ()  #: hosts whose connection has ended
+    _frames: list[Frame]
     _wake_up: WakeUp
     _waiter: Waiter
 
@@ -23,6 +24,12 @@ class Transport:
     def take(self) -> list[Frame]:
         """The messages that have arrived, in order for each channel."""
         raise NotImplementedError
+
+    def _completed(self) -> list[Frame]:
+        """The messages completed since the last call; decoders keep appending to the same list."""
+        frames = self._frames[:]
+        self._frames.clear()
+        return frames
 
     def soon(self, timeout: float) -> bool:
         """Whether a message arrives in the next moment; a cheap poll before an expensive sleep."""

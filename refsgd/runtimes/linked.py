@@ -19,7 +19,7 @@ from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
 from refsgd.trace import Use
 
 if TYPE_CHECKING:
-    from refsgd.runtimes.processes.links import GroupLinks
+    from refsgd.runtimes.processes.group_links import GroupLinks
 
 LAST = 1 << 60  #: the rank on the agenda behind all programs that resume at the same moment
 

@@ -8,26 +8,23 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
-from refsgd.runtimes.processes.system import unnamed_file
+from refsgd.runtimes.processes.system import FileLock, unnamed_file
 
 
 class GroupLinks:
     """When each link of a group of hosts is free, for the processes that serve it.
 
-    A process may be killed at any moment.  So the lock is one that the kernel frees with its holder, and a
-    single store of eight bytes changes a time: a message whose receiver dies has occupied the link, or has
-    not.
+    A process may be killed at any moment.  So a single store of eight bytes changes a time: a message whose
+    receiver dies has occupied the link, or has not.
 
     `links` are their indices in the network, `file` is a descriptor of the file that holds the times, by
     default a new one without a name, made before the fork.
     """
 
     def __init__(self, links: Iterable[int], file: int | None = None) -> None:
-        import fcntl  # where there is fork there is this
-
-        self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
         self._at = {link: k for k, link in enumerate(sorted(links))}
         self._file = unnamed_file("links") if file is None else file
+        self._lock = FileLock(self._file)
         os.ftruncate(self._file, 8 * len(self._at))
         self._times: Any = None  # mapped by each process for itself
 
@@ -45,12 +42,9 @@ class GroupLinks:
         """Occupy a link for some seconds as soon as the head of a message is there and the link is free; when
         that is."""
         times, at = self.times(), self._at[link]
-        self._lockf(self._file, self._take)
-        try:
+        with self._lock:
             start: float = max(head, times[at])
             times[at] = start + seconds
-        finally:
-            self._lockf(self._file, self._free)
         return start
 
     def close(self) -> None:
