@@ -492,7 +492,7 @@ class Change(Directive):
         seen = found.wrong.printed + experiments.complaint(found.wrong.failure)
         out: list[nodes.Node] = [listing("\n".join(diff), "diff")]
         if found.right.printed:
-            out += [nodes.paragraph("", "As it stands in the source:"), listing(found.right.printed, "text")]
+            out += [nodes.paragraph("", "In the source:"), listing(found.right.printed, "text")]
         out += [nodes.paragraph("", f"With the {'line' if len(hunks) == 1 else 'lines'} changed:"),
                 listing(seen, "text", ["seen"])]
         return [*out,

@@ -64,7 +64,7 @@ class Machine:
     speeds : tuple of float or str
         Speed of each worker relative to `compute`, e.g. ``(1, 1, 4)`` or ``"15x1,0.5"``; empty: all are 1.
     colocated : bool
-        Servers are dealt in turn to the hosts of workers: server k lives on the host of worker k mod n if
+        Servers are assigned in turn to the hosts of workers: server k is on the host of worker k mod n if
         each worker has its own.  Messages between them do not use the network.
     cores : int or None
         Number of programs on one host that can compute at full speed at the same time: each of k programs
@@ -76,7 +76,7 @@ class Machine:
     hosts : str or tuple of tuple of str
         The placement of nodes on hosts, which are numbered from 0: ``"4x2"``, four hosts of two workers each,
         and one more host for each server unless they are `colocated`; ``"cyclic:4"``, workers and servers
-        each dealt in turn to four hosts; or the nodes of each host, such as ``(("worker0", "worker1",
+        each assigned in turn to four hosts; or the nodes of each host, such as ``(("worker0", "worker1",
         "server0"), ("worker2", "worker3"))``.  Empty: a host for each node.  Latency, bandwidth and duplex
         describe the links between hosts, which the nodes of a host share.
     inside : Link or str or None
@@ -201,8 +201,8 @@ class Machine:
     def place(self, deployment: Deployment) -> dict[str, str]:
         """The host of each node, by name: "host0" and so on where `hosts` places it, else its own name.
 
-        A node lives on the host that its `Node` names, else where `hosts` places it, else on its own host;
-        co-located servers that neither of them places are dealt in turn to the hosts of workers.
+        A node is on the host that its `Node` names, else where `hosts` places it, else on its own host;
+        co-located servers that neither of them places are assigned in turn to the hosts of workers.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """Placement: the host of each node, and the group of each host.
 
 Hosts and groups are numbered from 0 and described in text or as lists.  Hosts: ``4x2`` (four hosts of two
-workers each), ``cyclic:4`` (workers and servers each dealt in turn to four hosts), or the names of each
+workers each), ``cyclic:4`` (workers and servers each assigned in turn to four hosts), or the names of each
 host's nodes.  Groups: ``2x8`` (two groups of eight hosts), or the numbers of each group's hosts.
 """
 
@@ -112,7 +112,7 @@ def _spans(numbers: Sequence[int]) -> Iterable[str]:
 
 def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, str]:
     """The host of each node: the one that its `Node` names, else that of the placement, else its own;
-    co-located servers without a placement are dealt in turn to the hosts of workers, and nodes of one role
+    co-located servers without a placement are assigned in turn to the hosts of workers, and nodes of one role
     and rank share a host."""
     rank = ranks(deployment)
     found = {name: node.host for name, node in deployment.items() if node.host}

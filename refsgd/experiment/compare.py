@@ -140,7 +140,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     algorithms : iterable of str or callable
         As in `run`, or a single one; a name may be followed by options: ``"bsp overlap=both layout=layers"``.
     runtime : {"processes", "tcp", "simulator"}
-        Where it is measured; "simulator" leaves the measurement out.  By default processes; if the system
+        Where it is measured; "simulator" omits the measurement.  By default processes; if the system
         cannot fork, the simulator, with a warning.
     options : dict
         Options by algorithm, e.g. ``{"ssp": {"staleness": 3}}``; those of algorithms that are not compared

@@ -45,8 +45,8 @@ RENAMED = {"looks": "evaluations"}
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What is run, where, and what is written; see `run`.  `arguments` are those of
-    `refsgd.experiment.prepare.prepare`: what is trained, and on which machine."""
+    """The options of a run: what is run, where, and which files are written; see `run`.  `arguments` are
+    those of `refsgd.experiment.prepare.prepare`: what is trained, and on which machine."""
 
     algorithm: Algorithm
     problem: Problem | None = None
@@ -122,12 +122,12 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
         schedule is ``"constant"``, ``"cosine"`` (to 0 at the end of the run), ``"cosine(updates)"`` or
         ``"step(every,factor)"``.
     warmup : int
-        Updates over which the rate grows to its full value (0), from that of one worker under `scale_lr`,
-        else from 0.
+        Number of updates over which the rate grows to its full value (0), starting at the rate of one worker
+        under `scale_lr`, otherwise at 0.
     scale_lr : bool
-        Multiply the rate by the number of workers' gradients that an update is the mean of.
+        Multiply the rate by the number of gradients in an update's mean.
     validation : float
-        Share of the training images to hold back (0): ``accuracy["validation"]``, by which to choose rates.
+        Share of the training images to hold back (0): ``accuracy["validation"]``, for choosing rates.
     shards : {"iid", "by-label"}
     machine : Machine, optional
         The cluster; see `refsgd.cluster.machine.Machine`.
@@ -157,9 +157,9 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
         Also sample the resources that each process uses (processes and tcp): ``measured["resources"]``, see
         `refsgd.runtimes.processes.monitor`. "launcher" is this process, which writes checkpoints and records.
     evaluations : int
-        Most intermediate parameters that are evaluated after the run (20): the rows of `Result.history`
-        besides its end.  If a run is short and there are many test images, evaluation takes longer than
-        training.
+        Largest number of intermediate parameters that are evaluated after the run (20): the rows of
+        `Result.history` besides its end.  If a run is short and there are many test images, evaluation takes
+        longer than training.
     say : callable, optional
         Called with a line that estimates the length of the run, if it exceeds half a minute.
     **options
@@ -276,7 +276,7 @@ def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Reco
 
 
 def replay(record: str | Path) -> Result:
-    """Reproduce a recorded run in the simulator; of ``"FILE.py:FUNCTION"`` it runs that file, if its hash is
+    """Reproduce a recorded run in the simulator; for ``"FILE.py:FUNCTION"`` it runs that file, if its hash is
     the recorded one.
 
     Parameters

@@ -70,7 +70,7 @@ class Stepper:
         Sizes; small ones are easiest to read.
     lr, momentum : float
     batch : sequence of int or text, optional
-        Examples of each worker's gradient, which weigh it: ``"3,1"``.  All are equal if it is not given.
+        Examples in each worker's gradient, its weight: ``"3,1"``.  All are equal if it is not given.
     grain : {"effect", "decision"}
         What counts as an action: every effect of every program, or only effects that others can race with,
         as in `refsgd.runtimes.explorer.explore` and its schedules.

@@ -109,7 +109,7 @@ class Stage:
 
     def backward(self, x: Array, rows: Rows, kept: Any, d: Array | None) -> tuple[Array, Array | None]:
         """The gradient of the stage's parameters, and that by the activations of the stage before, None at
-        the first; d is that of the stage behind, None at the last."""
+        the first; d is the gradient from the stage after it, None at the last."""
         each, loss = kept
         d, found = loss if self.loss_gradient else d, []
         for block, values in zip(reversed(self.blocks), reversed(each), strict=True):
@@ -143,7 +143,7 @@ class Chain:
         ``(output, rows) -> (rows, ...)``: the gradient, by the last block's output, of the mean loss of the
         worker's whole share, so that the gradients of micro-batches add up to its gradient.
     by_row : bool
-        Whether activations are the larger, the more examples there are.
+        Whether activations grow with the number of examples.
     held : callable
         ``examples -> bytes`` that a gradient of the whole problem keeps besides parameters and gradient.
     """
@@ -163,9 +163,9 @@ class Chain:
     def cut(self, stages: int, how: str = "balance") -> list[int]:
         """After how many blocks each stage but the last ends.
 
-        With ``balance`` the slowest stage takes the least time, and of such cuts it is one that the fewest
-        bytes cross; ``mincut``: the fewest bytes cross; or the ends of the stages themselves, ``3,7,11``.
-        Three blocks that take 1, 1 and 2 s, with 8 and 4 bytes between them:
+        With ``balance`` the slowest stage takes the least time, and among such cuts the fewest bytes cross;
+        ``mincut``: the fewest bytes cross; or the ends of the stages themselves, ``3,7,11``. Three blocks
+        that take 1, 1 and 2 s, with 8 and 4 bytes between them:
 
         >>> blocks = [Block(name, slice(0, 0), work, size, None, None)
         ...           for name, work, size in (("a", 1, 8), ("b", 1, 4), ("c", 2, 0))]

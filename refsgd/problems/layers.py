@@ -21,8 +21,8 @@ Gradient = Callable[[Array, int, int], Array]
 
 
 class Part(NamedTuple):
-    """A layer with parameters, and the layers without that follow it: its place in the flat vector, and the
-    work of its forward pass in any unit."""
+    """A layer with parameters, and the layers without parameters that follow it: its place in the flat
+    vector, and the work of its forward pass in any unit."""
 
     name: str
     slice: slice
@@ -82,13 +82,13 @@ class Layers:
     names : tuple of str
         Layers with parameters; others count with the one before them.
     parts : tuple of slice
-        Their places in the vector: contiguous, in order, together all of it.
+        Their places in the vector: contiguous, in order, covering the whole vector.
     forward, backward : tuple of float
         Share of a gradient's time that each layer's pass takes; all of them together sum to 1.
     begin : callable
         ``(rank, t) -> LayerByLayer``: a new pass, which computes this worker's gradient of step t.
     tensors : tuple of tuple of int
-        Shapes of all parameter arrays in the order of the vector, by which codecs know matrices; () if
+        Shapes of all parameter arrays in the order of the vector, from which codecs know matrices; () if
         unknown.
 
     Examples
@@ -111,7 +111,7 @@ class Layers:
     tensors: tuple[tuple[int, ...], ...] = ()
 
     def check(self, d: int) -> None:
-        """Refuse layers that are not all of a vector of `d` numbers, or not all of a gradient's time."""
+        """Refuse layers that do not cover a vector of `d` numbers, or the whole time of a gradient."""
         counts = {len(self.names), len(self.parts), len(self.forward), len(self.backward)}
         if len(counts) > 1:
             raise ValueError(f"layers: {len(self.names)} names, {len(self.parts)} parts, {len(self.forward)} "

@@ -2,7 +2,7 @@
 
 The loss is ``f(x) + penalty |x|_1``, where f is a mean over rows and the columns have mean square 1.  Few of
 the true coefficients differ from 0.  All algorithms take subgradients of it; `strads` minimises it coordinate
-by coordinate, with what `Coordinates` knows.
+by coordinate, with the information in `Coordinates`.
 
 References
 ----------

@@ -80,7 +80,7 @@ class ShapeOnly:
         return self
 
     def astype(self, dtype: Any) -> ShapeOnly:
-        """Itself as float32 or int32, which take as many bytes."""
+        """Itself as float32 or int32, which take the same number of bytes."""
         if np.dtype(dtype).itemsize != self.dtype.itemsize:
             _refuse(f"{np.dtype(dtype)} copy", "a type of 4 bytes")
         return self

@@ -214,7 +214,7 @@ def _load_idx(name: str) -> Dataset:
 
 
 def _scaled(pixels: Bytes, mean: ArrayLike, deviation: ArrayLike) -> NDArray[np.float32]:
-    """Pixels as shares of 255, less their mean, by their deviation."""
+    """Pixels divided by 255, minus their mean, divided by their deviation."""
     images = pixels.astype(np.float32)
     images /= np.float32(255)
     images -= np.asarray(mean, np.float32)

@@ -1,8 +1,8 @@
 """The images for each worker's gradient: a pure function of (seed, epoch, worker, step).
 
 An epoch's order is a permutation drawn for (seed, epoch). Step k takes the next entries, as many as all
-batches together, and deals them to the workers in rank order; the rest at the end of an epoch is dealt in
-proportion to the batches, so that a share may be short or empty. Every image is visited exactly once per
+batches together, and deals them to the workers in rank order; the remainder at the end of an epoch is dealt
+in proportion to the batches, so that a share may be short or empty. Every image is visited exactly once per
 epoch, for any number of workers and any batches: together, the shares of a step are those of one worker with
 the sum of the batches.
 """
@@ -39,8 +39,8 @@ class Shards:
         Needed if ``by_label``.
     by_label : bool
         Sort the images by label and give each worker one contiguous shard, shuffled again in each epoch:
-        workers then see different classes, and their gradients differ as badly as they can.  Shards are as
-        large as batches are, in proportion, so that all end their epochs together.
+        workers then see different classes, and their gradients differ as much as possible. The sizes of
+        shards are proportional to the batches, so that all workers end their epochs together.
 
     Raises
     ------
