@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from refsgd.problems.chain import Block, Rows
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.layer import Array
-from refsgd.problems.nn.memory import Frame, held
+from refsgd.problems.nn.memory import Frame
 from refsgd.problems.nn.net import Leaf, Net
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class _Passes:
         if not isinstance(kept[1], Frame):
             p, values = kept
             d, gradients = self.net.layers[self.number].backward(p, values, d)
-            return np.concatenate([x[:0], *_arrays(gradients)]), d
+            return np.concatenate([x[:0], *(g.ravel() for g in reference.flattened([gradients]))]), d
         plan, frame = kept
         g, b = np.zeros_like(x), len(d)
         frame = replace(frame, x=x.ctypes.data - 4 * self.part.start, g=g.ctypes.data - 4 * self.part.start)
@@ -89,7 +89,7 @@ class _Passes:
             return 2 * images * sum(leaf.activation_bytes for leaf in self.leaves)
         plan = self._plan()
         self.net.idle[self.leaves[-1].name].append(plan)
-        return held(plan.buffers, images) + plan.scratch.nbytes
+        return plan.held(images)
 
     def _plan(self) -> Plan:
         """A plan that holds no micro-batch."""
@@ -101,8 +101,3 @@ class _Passes:
         vector = np.empty(self.net.parameters, x.dtype)  # of which nothing else is read
         vector[self.part] = x
         return self.net.unflatten(vector, key)[self.number]
-
-
-def _arrays(gradients: Any) -> Iterator[Array]:
-    """Gradients of a layer, or of the layers in its branches, in the order of the flat vector."""
-    return (each.ravel() for each in reference.flattened([gradients]))

@@ -1,13 +1,7 @@
 """The interface of a layer, and chains of layers.
 
-A network is a list of layers. A layer holds its hyper-parameters; its parameters are in the net's flat
-vector, and the caller passes them as a dict from name to array. Every layer has five methods:
-
-* ``output_shape(shape)``: the output shape for one image of shape ``(H, W, C)`` (or ``(features,)``);
-* ``parameters(shape)``: names, shapes and fan-in of its parameters;
-* ``forward(p, x)``: the output ``y`` and the values that the backward pass needs;
-* ``backward(p, kept, dy)``: the gradients with respect to the input and to the parameters;
-* ``flops(shape)``: floating-point operations for one image, a multiplication and an addition counting as two.
+A network is a list of layers, which have the methods of `Layer`. A layer holds its hyper-parameters; its
+parameters are in the net's flat vector, and the caller passes them as a dict from name to array.
 
 Images are NHWC: ``x[image, row, column, channel]``.
 """

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
@@ -119,13 +118,6 @@ class Buffer:
     def size(self) -> int:
         """Numbers of one image."""
         return prod(self.shape)
-
-
-def held(buffers: Iterable[Buffer], images: int) -> int:
-    """Bytes of the fields of this many images that training writes to, each counted once."""
-    fields = [each for b in buffers for each in (b.value, *([b.gradient] if b.wanted else []))]
-    return 4 * images * sum(each.floats for each in {id(each): each for each in fields}.values()
-                            if each.of is None)
 
 
 class Scratch:

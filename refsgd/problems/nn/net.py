@@ -274,7 +274,7 @@ class Net:
         if not reference.has_kernels():
             return 2 * b * sum(leaf.activation_bytes for leaf in self.leaves)
         with self._planned(keep=True) as plan:
-            return plan.held(b)
+            return plan.held(min(b, plan.chunk or b))
 
     def compile(self) -> None:
         """Compile the kernels that `gradient` needs (seconds), or load them from disk (milliseconds)."""

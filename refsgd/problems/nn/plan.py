@@ -27,17 +27,19 @@ from refsgd.problems.nn.layers import (
     Tanh,
     softmax_cross_entropy,
 )
-from refsgd.problems.nn.memory import Buffer, Field, Frame, Room, Scratch, held
-from refsgd.problems.nn.pointwise import (
+from refsgd.problems.nn.memory import Buffer, Field, Frame, Room, Scratch
+from refsgd.problems.nn.reference import Loss
+from refsgd.problems.nn.steps import (
     AddStep,
     AverageStep,
     BatchNormStep,
+    ConvPoolStep,
     CopyStep,
     DefinedStep,
     MaxPoolStep,
+    ProductStep,
+    Step,
 )
-from refsgd.problems.nn.reference import Loss
-from refsgd.problems.nn.steps import ConvPoolStep, ProductStep, Step
 
 At = dict[str, int]
 
@@ -128,21 +130,26 @@ class Plan:
             return self._residual(layer, source, relu), 1 + relu
         if isinstance(layer, Concat):
             return self._concat(layer, source), 1
-        at = next(self._at)
+        at, shape = next(self._at), layer.output_shape(source.shape)
         if relu and isinstance(layer, Conv | Linear | BatchNorm):
             next(self._at)
-        if isinstance(layer, Conv):
-            return self._convolution(layer, at, following, source, relu)
         if isinstance(layer, Relu | Dropout | Sigmoid | Tanh):  # in place
             self._append(DefinedStep(layer, source))
             return source, 1
         if isinstance(layer, Flatten):
             if source.value.pad or source.gradient.pad:
                 source = self._copied(source)
-            return self._buffer(source.reshaped(layer.output_shape(source.shape))), 1
-        target = self._buffer(Buffer(layer.output_shape(source.shape), source.wanted or bool(at)))
-        if isinstance(layer, Linear):
-            self._append(ProductStep(Conv(layer.features, 1), source, target, at, relu, self.scratch))
+            return self._buffer(source.reshaped(shape)), 1
+        if pools := _pools(following):
+            next(self._at)
+            shape = MaxPool().output_shape(shape)
+        target = self._buffer(Buffer(shape, source.wanted or bool(at)))
+        if isinstance(layer, Conv) and pools:
+            self._append(ConvPoolStep(layer, source, target, at, self.scratch))
+            return target, 3
+        if isinstance(layer, Conv | Linear):
+            conv = layer if isinstance(layer, Conv) else Conv(layer.features, 1)
+            self._append(ProductStep(conv, source, target, at, relu, self.scratch))
             return target, 1 + relu
         if isinstance(layer, BatchNorm):
             self._append(BatchNormStep(layer, source, target, at, relu, self.scratch))
@@ -154,18 +161,6 @@ class Plan:
         else:
             raise NotImplementedError(f"kernels for {layer}")
         return target, 1
-
-    def _convolution(self, conv: Conv, at: At, following: list[Layer], source: Buffer,
-                     relu: bool) -> tuple[Buffer, int]:
-        shape = conv.output_shape(source.shape)
-        if _pools(following):
-            next(self._at)
-            target = self._buffer(Buffer(MaxPool().output_shape(shape)))
-            self._append(ConvPoolStep(conv, source, target, at, self.scratch))
-            return target, 3
-        target = self._buffer(Buffer(shape))
-        self._append(ProductStep(conv, source, target, at, relu, self.scratch))
-        return target, 1 + relu
 
     def _residual(self, layer: Residual, source: Buffer, relu: bool) -> Buffer:
         before = len(self.steps)
@@ -224,8 +219,11 @@ class Plan:
         self.capacity = images
 
     def held(self, images: int) -> int:
-        """Bytes of activations, their gradients and scratch for a gradient of this many images."""
-        return held(self.buffers, min(images, self.chunk or images)) + self.scratch.nbytes
+        """Bytes of activations, their gradients and scratch for this many images at once."""
+        fields = {id(each): each for buffer in self.buffers
+                  for each in (buffer.value, *([buffer.gradient] if buffer.wanted else []))}
+        own = sum(each.floats for each in fields.values() if each.of is None)
+        return 4 * images * own + self.scratch.nbytes
 
     def forward(self, images: Array, frame: Frame) -> None:
         """Compute the scores, in the value of ``self.output``."""

@@ -46,7 +46,7 @@ def _processor() -> tuple[int, int]:
 LANES, ROWS = _processor()
 VECTORS = 2  # width of a tile, at most
 
-I8, I32, I64 = (ir.IntType(bits) for bits in (8, 32, 64))
+I32, I64 = (ir.IntType(bits) for bits in (32, 64))
 _f32 = ir.FloatType()
 _vector = ir.VectorType(_f32, LANES)
 ZERO = ir.Constant(_vector, [0.0] * LANES)
@@ -103,15 +103,14 @@ def load(b: Any, address: Any, mask: Any = None) -> Any:
 
 
 def store(b: Any, value: Any, address: Any, mask: Any = None) -> None:
-    """Store the masked lanes, or all, of floats or bytes to an address."""
-    pointer, align = _pointer(b, address, value.type), 4 if value.type == _vector else 1
+    """Store the masked lanes, or all, to an address."""
+    pointer = _pointer(b, address, _vector)
     if mask is None:
-        b.store(value, pointer, align=align)
+        b.store(value, pointer, align=4)
         return
-    kind = ir.FunctionType(ir.VoidType(), [value.type, pointer.type, I32, mask.type])
-    name = f"v{LANES}{'f32' if value.type == _vector else 'i8'}"
-    function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.store.{name}.p0")
-    b.call(function, [value, pointer, I32(align), mask])
+    kind = ir.FunctionType(ir.VoidType(), [_vector, pointer.type, I32, mask.type])
+    function = cgutils.get_or_insert_function(b.module, kind, f"llvm.masked.store.v{LANES}f32.p0")
+    b.call(function, [value, pointer, I32(4), mask])
 
 
 def multiply_add(b: Any, x: Any, y: Any, z: Any) -> Any:
