@@ -229,24 +229,7 @@ class Distribution:
         float or ndarray
             Probabilities, of the shape of `t`.
         """
-        return 1 - self.survival(t)
-
-    def survival(self, t: Any) -> Any:
-        """P(T > t), accurate even if it is small, unlike 1 - cdf.
-
-        Parameters
-        ----------
-        t : float or ndarray
-            Seconds.
-
-        Returns
-        -------
-        float or ndarray
-            Probabilities, of the shape of `t`.
-        """
-        if self.family == "empirical":
-            return 1 - np.searchsorted(np.sort(self.parameters), t, side="right") / len(self.parameters)
-        return FAMILIES[self.family].survival(np.asarray(t, float), *self.parameters)
+        return 1 - survival(self, t)
 
     def sample(self, rng: np.random.Generator, count: int) -> Samples:
         """Draw `count` durations [s], shape (count,).
@@ -283,6 +266,13 @@ class Distribution:
         timed = _in_seconds(self.family, len(self.parameters))
         return Distribution(self.family,
                             tuple(p * factor if i < timed else p for i, p in enumerate(self.parameters)))
+
+
+def survival(time: Distribution, t: Any) -> Any:
+    """P(T > t), elementwise, accurate even if it is small, unlike 1 - cdf."""
+    if time.family == "empirical":
+        return 1 - np.searchsorted(np.sort(time.parameters), t, side="right") / len(time.parameters)
+    return FAMILIES[time.family].survival(np.asarray(t, float), *time.parameters)
 
 
 def as_distribution(name: str, value: Any) -> Distribution | None:

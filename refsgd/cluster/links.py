@@ -103,19 +103,6 @@ class Link:
         raise ValueError(f"{given!r}; expected a latency and a bandwidth, such as 25us,10Gbps or "
                          "25us,10Gbps,half")
 
-    def slower(self, factor: float) -> Link:
-        """The link, slower by a factor.
-
-        Parameters
-        ----------
-        factor : float
-
-        Returns
-        -------
-        Link
-        """
-        return Link(self.latency * factor, self.bandwidth / factor, self.duplex)
-
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values, which `of` reads back; an unlimited bandwidth is None."""
         return {"latency": self.latency, "bandwidth": None if math.isinf(self.bandwidth) else self.bandwidth,

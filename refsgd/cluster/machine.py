@@ -263,8 +263,7 @@ class Machine:
                        loads=tuple(load.scaled(factor) for load in self.loads),
                        latency=self.latency * factor, bandwidth=self.bandwidth / factor,
                        reduction=self.reduction * factor, codec=self.codec * factor,
-                       inside=self.inside and self.inside.slower(factor),
-                       uplink=self.uplink and self.uplink.slower(factor))
+                       inside=_slower(self.inside, factor), uplink=_slower(self.uplink, factor))
 
     def for_workers(self, workers: int) -> Machine:
         """The machine for another number of workers: entries for missing workers are removed, and if workers
@@ -338,34 +337,26 @@ class Machine:
         return bool(_current_names({"collocated": self.colocated})["colocated"])
 
     def __str__(self) -> str:
-        parts = [f"compute {devices.written(self.compute)} s" if self.compute else "unpaced"]
-        parts.append(f"latency {self.latency * 1e3:g} ms")
-        parts.append("bandwidth unlimited" if math.isinf(self.bandwidth)
-                     else f"bandwidth {self.bandwidth / 1e6:g} MB/s")
-        if self.update is not None:
-            parts.append(f"update {self.update} s")
-        if self.reduction:
-            parts.append(f"reduction {self.reduction:g} s/byte")
-        if self.codec:
-            parts.append(f"codec {self.codec:g} s/byte")
-        if self.speeds:
-            parts.append(f"speeds {units.written(self.speeds)}")
-        if self.server_speeds:
-            parts.append(f"server speeds {units.written(self.server_speeds)}")
-        parts += [f"load of {load}" for load in self.loads]
-        if self.colocated:
-            parts.append("servers co-located")
-        if self.cores is not None:
-            parts.append(f"cores {self.cores}")
-        if self.duplex != "full":
-            parts.append(f"links {self.duplex} duplex")
-        if self.hosts:
-            parts.append(f"hosts {self.hosts if isinstance(self.hosts, str) else len(self.hosts)}")
-        if self.inside is not None:
-            parts.append(f"inside a host {self.inside}")
-        if self.groups:
-            parts.append(f"groups {placement.written_groups(self.groups)}, uplinks {self.uplink}")
-        return ", ".join(parts)
+        parts = [f"compute {devices.written(self.compute)} s" if self.compute else "unpaced",
+                 f"latency {self.latency * 1e3:g} ms", "bandwidth unlimited" if math.isinf(self.bandwidth)
+                 else f"bandwidth {self.bandwidth / 1e6:g} MB/s"]
+        hosts = self.hosts if isinstance(self.hosts, str) else len(self.hosts)
+        said = ((self.update, f"update {self.update} s"),
+                (self.reduction, f"reduction {self.reduction:g} s/byte"),
+                (self.codec, f"codec {self.codec:g} s/byte"),
+                (self.speeds, f"speeds {units.written(self.speeds)}"),
+                (self.server_speeds, f"server speeds {units.written(self.server_speeds)}"),
+                *((load, f"load of {load}") for load in self.loads),
+                (self.colocated, "servers co-located"), (self.cores, f"cores {self.cores}"),
+                (self.duplex != "full", f"links {self.duplex} duplex"), (self.hosts, f"hosts {hosts}"),
+                (self.inside, f"inside a host {self.inside}"),
+                (self.groups, f"groups {placement.written_groups(self.groups)}, uplinks {self.uplink}"))
+        return ", ".join([*parts, *(text for given, text in said if given)])
+
+
+def _slower(link: Link | None, factor: float) -> Link | None:
+    """The link, slower by a factor."""
+    return link and Link(link.latency * factor, link.bandwidth / factor, link.duplex)
 
 
 def _speeds(name: str, given: Any) -> tuple[float, ...]:

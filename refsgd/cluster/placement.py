@@ -130,16 +130,19 @@ def place(hosts: Hosts, colocated: bool, deployment: Deployment) -> dict[str, st
     return {name: found.get(name) or homes[rank[name] % len(homes)] for name in deployment}
 
 
+def _shorthand(hosts: str) -> tuple[int, int]:
+    """The numbers of hosts and of workers on each; 0 workers: all nodes are dealt in turn."""
+    count, _, size = hosts.removeprefix("cyclic:").partition("x")
+    return int(count or 0), int(size or 0)
+
+
 def _numbers(hosts: Hosts, deployment: Deployment, rank: Mapping[str, int]) -> dict[str, int]:
     """The number of the host of each node that a placement covers."""
     if not isinstance(hosts, str):
         return _listed(hosts, deployment, rank)
-    if hosts.startswith("cyclic:"):
-        count = int(hosts.removeprefix("cyclic:"))
-        return {name: rank[name] % count for name in deployment}
-    if not hosts:
-        return {}
-    count, size = map(int, hosts.split("x"))
+    count, size = _shorthand(hosts)
+    if not size:
+        return {name: rank[name] % count for name in deployment} if count else {}
     workers = [name for name, node in deployment.items() if node.role == "worker"]
     if beyond := [name for name in workers if rank[name] >= count * size]:
         raise ValueError(f"hosts {hosts} have room for {count * size} workers, but {beyond[0]} is number "
@@ -192,11 +195,9 @@ def usual(hosts: Hosts, groups: Groups) -> tuple[int, int] | None:
     if not isinstance(hosts, str):
         servers = sum(name.startswith("server") for names in hosts for name in names)
         return sum(map(len, hosts)) - servers, servers
-    if hosts.startswith("cyclic:"):
-        return int(hosts.removeprefix("cyclic:")), 1
-    if hosts:
-        count, size = map(int, hosts.split("x"))
-        return count * size, 1
+    count, size = _shorthand(hosts)
+    if count:
+        return count * (size or 1), 1
     return (sum(map(len, groups)), 0) if groups else None
 
 
@@ -209,17 +210,14 @@ def devices(hosts: Hosts, workers: int) -> list[int]:
     if not isinstance(hosts, str):
         counts = [sum(not name.startswith("server") for name in host) for host in hosts]
         return [count for count in counts if count]
-    shift = int(hosts.partition("x")[2]) if "x" in hosts else 1
-    count = int(hosts.removeprefix("cyclic:")) if hosts.startswith("cyclic:") else workers
-    return list(Counter(i // shift % count for i in range(workers)).values())
+    count, size = _shorthand(hosts)
+    dealt = workers if size or not count else count
+    return list(Counter(i // (size or 1) % dealt for i in range(workers)).values())
 
 
 def numbered(hosts: Hosts, placed: Mapping[str, str]) -> list[str]:
     """All hosts by number: first those of the placement, then those of other nodes."""
-    if not isinstance(hosts, str):
-        count = len(hosts)
-    else:
-        count = int(re.split("[x]", hosts.removeprefix("cyclic:"))[0]) if hosts else 0
+    count = _shorthand(hosts)[0] if isinstance(hosts, str) else len(hosts)
     return list(dict.fromkeys([*(f"host{number}" for number in range(count)), *placed.values()]))
 
 

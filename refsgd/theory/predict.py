@@ -14,14 +14,13 @@ from refsgd.cluster import prices, units
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.theory.algorithms.allreduce import allreduce, dgc
-from refsgd.theory.algorithms.alone import hogwild, independent, sequential
 from refsgd.theory.algorithms.asp import asp, softsync, staleness_aware
-from refsgd.theory.algorithms.backup import backup
-from refsgd.theory.algorithms.bsp import bsp
+from refsgd.theory.algorithms.bsp import backup, bsp
 from refsgd.theory.algorithms.centers import approximate
 from refsgd.theory.algorithms.fetching import downpour, easgd
 from refsgd.theory.algorithms.gossip import GOSSIP
 from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
+from refsgd.theory.algorithms.peers import hogwild, independent, sequential
 from refsgd.theory.algorithms.pipeline import gpipe, pipedream
 from refsgd.theory.algorithms.ssp import dssp, ssp
 from refsgd.theory.algorithms.zero import zero

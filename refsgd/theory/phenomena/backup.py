@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.estimate import Estimate, certain, check_count, check_distribution, check_width
@@ -96,27 +95,18 @@ class Quorum(Fresh):
         return pace, self.final, self.computing / (self.n * self.final), self.sent / self.clocks
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Seconds of a step and of a run, share of computing, pushes of a run."""
-
-    pace: Estimate
-    end: Estimate
-    computing: Estimate
-    pushes: Estimate
-
-
-def evaluated(times: Sequence[Distribution], network: queues.Network, backups: int, steps: int) -> Steps:
-    """The process through the queues of one server, for any distributions."""
-    n, k = len(times), check_count("backups", backups, 0)
+def evaluated(times: Sequence[Distribution], network: queues.Network, backups: int,
+              steps: int) -> tuple[Estimate, Estimate, Estimate, Estimate]:
+    """Seconds of a step and of a run, share of computing, pushes of a run, through one server's queues."""
+    n = len(times)
     check_width(n)
     random = not certain(*times, network.update)
     weight = queues.weight_of(network, n, random)
-    seen = min(check_count("steps", steps), max(queues.MESSAGES // weight, queues.LEAST))
+    seen = min(steps, max(queues.MESSAGES // weight, queues.LEAST))
     replicas = max(4 if weight > 500 else 8, min(256, queues.DRAWS // (weight * seen))) if random else 1
-    rows = queues.evaluated(Quorum, times, network, seen, replicas, k, seed=SEED)
+    rows = queues.evaluated(Quorum, times, network, seen, replicas, backups, seed=SEED)
     pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
-    return Steps(pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps))
+    return pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps)
 
 
 def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False) -> Prediction:
@@ -136,7 +126,7 @@ def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bo
     elif first.family == "exponential":
         step, formula = Estimate(first.mean * steps_of_mean(needed, k)), "h(N, k) E[T]"
     else:
-        step = evaluated(times, queues.Network(), k, 200).pace
+        step = evaluated(times, queues.Network(), k, 200)[0]
         formula = "N-th fresh end, late workers finish; by Monte Carlo"
     return step.predicted("s", {"compute E[T]": first.mean, "straggling": step.value - first.mean}, formula,
                           "Chen et al. 2016",

@@ -15,7 +15,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Uncovered, check_count, check_time
+from refsgd.theory.estimate import Uncovered
 from refsgd.theory.phenomena.ways import ANSWER, PUSH, REQUEST, RESUME, Agenda, Urgent, Ways, in_step
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ class Network:
     near: bool = False  #: worker 0 is on the servers' node, so its messages use no link
     ways: Ways | None = None  #: on machines with other links than one per node and direction
     plan: Plan | None = None  #: if gradients are sent in parts
-
-    def __post_init__(self) -> None:
-        check_count("servers", self.servers)
-        check_time("transfer", self.transfer)
-        check_time("latency", self.latency)
 
     def over(self, workers: int) -> Ways:
         """The paths of the messages of this many workers."""

@@ -19,16 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import (
-    Estimate,
-    Values,
-    certain,
-    check_count,
-    check_distribution,
-    check_time,
-    check_width,
-)
+from refsgd.cluster.distributions import Distribution, survival
+from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_width
 from refsgd.theory.phenomena.ring import Rounds
 from refsgd.theory.phenomena.stragglers import integrate_survival
 from refsgd.theory.prediction import DomainError, Prediction
@@ -75,11 +67,10 @@ def ring_mixing(workers: int) -> Prediction:
 @functools.lru_cache(maxsize=1024)
 def mean_of_longer(time: Distribution, other: float) -> float:
     """E[max(T, x)] in seconds for a fixed x."""
-    check_distribution("compute", time)
     fixed = Distribution("fixed", (other,))
 
     def survive(t: Values) -> Values:
-        return np.where(t < other, 1.0, time.survival(t))
+        return np.where(t < other, 1.0, survival(time, t))
 
     return integrate_survival([time, fixed], survive)
 
@@ -119,14 +110,12 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
     travel one hop per iteration.  If transfers take no time, this is exact up to the standard errors;
     otherwise it assumes that an incoming link serves all heads of an iteration before those of the next.
     """
-    n = check_count("workers", len(times))
+    n = len(times)
     check_width(n)
-    check_time("latency", latency)
-    check_time("transfer", transfer)
     busiest = max(len(near) for heard in sources for near in heard)
     clocks = max(48, min(CLOCKS, 500_000 // (n * busiest + 1)))
-    seen = min(check_count("steps", steps), clocks)
-    fixed = certain(*(check_distribution("compute", time) for time in times))
+    seen = min(steps, clocks)
+    fixed = certain(*times)
     replicas = 1 if fixed else max(8, 300_000 // (n * clocks))
     rng = np.random.default_rng(1705)
     drawn = np.stack([time.sample(rng, replicas * clocks).reshape(replicas, clocks) for time in times],

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_distribution, check_width
+from refsgd.theory.estimate import Estimate, Values, certain, check_width
 from refsgd.theory.phenomena import layerwise
 from refsgd.theory.phenomena.gate import HEAVIEST, Server, Table, too_many
 from refsgd.theory.phenomena.gate import Fresh as Fresh
@@ -344,10 +344,8 @@ def path(rule: type[Fresh], times: Sequence[Distribution], network: Network, ste
     The pace is that of a longer run if this one is too short.  On a flat machine, all servers act in the same
     order and are evaluated as one.
     """
-    n, rule = check_count("workers", len(times)), layerwise.of(rule, network)
-    check_count("steps", steps)
+    n, rule, random = len(times), layerwise.of(rule, network), not certain(*times, network.update, *own)
     check_width(n)
-    random = not certain(*(t and check_distribution("compute", t) for t in (*times, network.update, *own)))
     weight = weight_of(network, n, random)
 
     def means(clocks: int) -> Values:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_distribution
+from refsgd.theory.estimate import Estimate, Values, certain
 from refsgd.theory.phenomena.collectives import Link
 
 STEPS = 12_000  # of the ring, in one replica; a longer run is continued at its pace
@@ -60,7 +60,7 @@ def summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random:
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
            updates: Sequence[Distribution | None], *, before: int = 0, after: int = 0) -> Rounds:
     """Rounds of a fixed number of gradients and a ring allreduce."""
-    n, own = check_count("workers", len(times)), list(updates)
+    n, own = len(times), list(updates)
     seen = gradients[: max(STEPS // max(2 * (n - 1), 1), 12)]
     random = not certain(*times, *own)
     replicas = max(4 if n > 500 else 8, min(256, DRAWS // (n * sum(seen) + 1))) if random else 1
@@ -78,12 +78,11 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
 def _sums(times: Sequence[Distribution | None], count: int, replicas: int,
           rng: np.random.Generator) -> Values:
     """Sums of `count` draws of each distribution, (replicas, ranks)."""
-    if not count or times[0] is None:
+    if not count:
         return np.zeros((replicas, len(times)))
-    drawn = [check_distribution("compute", time).sample(rng,
-                                                       replicas * count).reshape(replicas, count).sum(axis=1)
-             for time in times]
-    return np.stack(drawn, axis=1)
+    return np.stack([np.zeros(replicas) if time is None else
+                     time.sample(rng, replicas * count).reshape(replicas, count).sum(axis=1)
+                     for time in times], axis=1)
 
 
 class _Clock:

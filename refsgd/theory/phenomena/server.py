@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.estimate import certain, check_count, check_time
 from refsgd.theory.phenomena.iteration import mean_time, update_mean
-from refsgd.theory.prediction import DomainError, Prediction
+from refsgd.theory.prediction import Prediction
 
 
 def alone(times: Sequence[Distribution], servers: int, transfer: float, latency: float, update: float,
@@ -53,8 +53,6 @@ def mean_value_analysis(workers: int, round_time: float, service: float,
     Workers are added one by one.  An arriving push finds the queue of the network without itself: Q others,
     one of them in service with probability U, with (1 + cv2)/2 of its service left.
     """
-    check_count("workers", workers)
-    check_time("round time", round_time)
     if not service:
         return workers / round_time if round_time else math.inf, 0.0
     queue = busy = rate = wait = 0.0
@@ -88,7 +86,7 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
     if fixed or not service:
         value, kind = lower, True
     elif equal and w == 0 and k == 1 and update is not None and update.family == "exponential":
-        value, kind = n / repairman(n, mean + 2 * alpha, u).value, True
+        value, kind = n / repairman(n, mean + 2 * alpha, u), True
     else:
         value, kind = max(n / mean_value_analysis(n, harmonic_round, service, cv2)[0], lower), False
     lone, queueing = math.fsum(exchanges) / n - u, max(value - harmonic_round, 0.0)
@@ -103,24 +101,18 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         lower=lower)
 
 
-def repairman(workers: int, think: float, service: float) -> Prediction:
+def repairman(workers: int, think: float, service: float) -> float:
     """Updates per second of one server with exponential update times and negligible links.
 
-    The machine-repairman model: j of n workers are at the server with probability proportional to
-    n!/(n-j)! (service/think)^j, and X = (1 - p_0)/service.  It holds for *any* distribution of compute times
-    (insensitivity), and if the server shares its time among pushes, for any distribution of update times.
+    The machine-repairman model (Takacs 1962): j of n workers are at the server with probability proportional
+    to n!/(n-j)! (service/think)^j, and X = (1 - p_0)/service.  It holds for *any* distribution of compute
+    times (insensitivity), and if the server shares its time among pushes, for any distribution of update
+    times.
     """
-    n = check_count("workers", workers)
-    check_time("compute", think)
-    if not service > 0:
-        raise DomainError(f"update {service} s; the machine-repairman model assumes a mean update time > 0")
     if think == 0:
-        return Prediction(1 / service, "updates/s", "exact", {"utilisation": 1.0}, "1/E[u]: always busy",
-                          "Takacs 1962, chapter 5", "", {"utilisation": "1"})
-    logs = [math.lgamma(n + 1) - math.lgamma(n - j + 1) + j * math.log(service / think) for j in range(n + 1)]
+        return 1 / service
+    logs = [math.lgamma(workers + 1) - math.lgamma(workers - j + 1) + j * math.log(service / think)
+            for j in range(workers + 1)]
     top = max(logs)
     idle = math.exp(logs[0] - top) / math.fsum(math.exp(x - top) for x in logs)
-    return Prediction((1 - idle) / service, "updates/s", "exact", {"utilisation": 1 - idle},
-                      "(1 - p0)/E[u], p0 = 1 / sum_j n!/(n-j)! (E[u]/E[T])^j", "Takacs 1962, chapter 5",
-                      "exponential updates, first come first served; any distribution of T; negligible links",
-                      {"utilisation": "1"})
+    return (1 - idle) / service

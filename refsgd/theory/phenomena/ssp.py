@@ -49,7 +49,7 @@ def blocked_share(workers: int, staleness: int) -> float:
     Each worker less than s+1 ahead ends its clock at rate 1 and moves up by one; if it was the only slowest
     one, all others then fall by one.  Those s+1 ahead are blocked.
     """
-    n, s = check_count("workers", workers), check_count("staleness", staleness, 0)
+    n, s = workers, staleness
     start = (n, *[0] * (s + 1))
     index, todo = {start: 0}, [start]
     rows: list[int] = []

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from scipy import special
 
-from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.distributions import Distribution, survival
 from refsgd.theory.estimate import Values, check_count, check_distribution
 from refsgd.theory.prediction import DomainError
 
@@ -134,7 +134,7 @@ def mean_of_maximum(times: Sequence[Distribution]) -> float:
 
     def survive(t: Values) -> Values:
         with np.errstate(divide="ignore"):
-            logs = sum(k * np.log1p(-time.survival(t)) for time, k in counts.items())
+            logs = sum(k * np.log1p(-survival(time, t)) for time, k in counts.items())
         return np.asarray(-np.expm1(logs))
 
     return integrate_survival(list(counts), survive)
@@ -157,13 +157,13 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
             floor = first.parameters[1]
             return floor + (first.mean - floor) * (harmonic(n) - harmonic(n - j))
         # fewer than j have ended: at least n-j+1 of n are still running
-        return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, first.survival(t))))
+        return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, survival(first, t))))
 
     def survive(t: Values) -> Values:
         ended = np.zeros((j, len(t)))  # ended[i]: probability that i of the times so far have ended, i < j
         ended[0] = 1.0
         for time in times:
-            s = time.survival(t)
+            s = survival(time, t)
             shifted = np.vstack([np.zeros(len(t)), ended[:-1]])
             ended = ended * s + shifted * (1 - s)
         return np.asarray(np.minimum(ended.sum(axis=0), 1.0))
