@@ -30,7 +30,7 @@ def layers(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float 
     rows = {"computes": _computed(trace, node), "sends": _served(trace, node, True),
             "receives": _served(trace, node, False)}
     ax.set(xlim=(0, end - start), ylim=(2.5, -0.5), yticks=range(3), yticklabels=list(rows),
-           xlabel="seconds" if not start else f"seconds after {start:g}")
+           xlabel="seconds" if not start else f"seconds after {start:.4g}")
     ax.set_title(node, loc="left", fontsize="medium")
     for row, found in enumerate(rows.values()):
         for a, b, labels, color in found:

@@ -65,13 +65,13 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
     if causes:
         entry = 11 * FontProperties(size="small").get_size_in_points() * ax.figure.dpi / 72  # about its width
         ax.legend(handles=causes_key(causes_of(trace, start, end, nodes)), fontsize="small",
-                  ncols=max(2, int(ax.figure.bbox.width / entry)), loc="lower center",
-                  bbox_to_anchor=(0.5, 1.0), frameon=False)
+                  ncols=max(2, int(ax.figure.bbox.width / entry)), loc="lower right",
+                  bbox_to_anchor=(1.0, 1.0), frameon=False)  # a title stands on the left
     last = max(place.values(), default=lane - 1)
     served = _link_rows(trace, ax, start, end, last + 1 + GAP, links)
     ax.set_yticks([*place.values(), *served.values()], [*nodes, *(trace.shared_links[k] for k in served)])
     ax.set(ylim=(max(served.values(), default=last) + 0.5, -0.5),
-           xlabel="seconds" if not start else f"seconds after {start:g}")
+           xlabel="seconds" if not start else f"seconds after {start:.4g}")
     if trace.hosts:
         ax.tick_params(axis="y", labelsize=8)
         _brackets(trace, ax, place)
