@@ -2,8 +2,8 @@
 bit for bit.
 
 The simulator runs any program and keeps everything that happened; this keeps the figures of one model alone
-and is some fifty times as fast: for sweeps over thousands of workers or millions of iterations.  What it is
-held to is the simulator with a problem in name only (`refsgd.problems.shapes`): equal seconds, updates and
+and is some fifty times as fast: for sweeps over thousands of workers or millions of iterations.  It is
+compared with the simulator on a shape-only problem (`refsgd.problems.shapes`): equal seconds, updates and
 staleness, on any machine without colocated servers.
 """
 

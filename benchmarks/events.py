@@ -2,8 +2,8 @@
 
 ``python -m benchmarks.events`` prints three tables and writes events.json, events.txt and events.png below
 benchmarks/results: microseconds per event by number of workers, which must not grow with it; long simulations
-with parameters in name only and how long they may take; and worker iterations per second of 16 workers and
-one server beside a SimPy model of the same queues, in turn within one process: once with the simulator, which
+with shape-only parameters and how long they may take; and worker iterations per second of 16 workers and one
+server beside a SimPy model of the same queues, in turn within one process: once with the simulator, which
 runs the algorithm's own file and keeps every event, once with that file's programs alone, stepped by hand,
 which bounds what any simulator of them can reach, and once with the compiled model of these queues.  The
 SimPy model keeps nothing, and once more it keeps the eight events of an iteration as the simulator does; it
@@ -204,7 +204,7 @@ def table(found: dict[str, Any]) -> str:
         lines += [f"{name:16}" + "".join(f"{v:8.2f}" for v in row)
                   for name, row in found["events"].items()] + [""]
     if "lines" in found:
-        lines += ["long simulations, parameters in name only",
+        lines += ["long simulations, shape-only parameters",
                   f"{'':28}{'workers':>8}{'steps':>8}{'events':>10}{'seconds':>9}{'at most':>9}"]
         lines += [
             f"{row['algorithm']:28}{row['workers']:>8}{row['steps']:>8}{row['events']:>10}{row['seconds']:9.1f}{row['most']:9.0f}"

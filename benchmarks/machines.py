@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results" / "machines.json"
 D = 1200  # parameters: 4,800 bytes
 OPERATIONS = 2e7  # of an image's gradient: a batch of 8 takes a device of 10 GFLOPS 16 ms
 FIGURES = ("seconds_per_iteration", "seconds", "idle_ratio", "staleness_mean", "bytes_sent")
-SEEDS = {5: 96, 9: 16, 120: 16}  # runs of so many steps where times are drawn
+SEEDS = {5: 96, 9: 16, 120: 16}  # steps: number of runs, where times are drawn
 CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bsp", {}), ("asp", {}), ("ssp", {"staleness": 0}), ("ssp", {"staleness": 1}), ("ssp", {}),
     ("ssp", {"staleness": 1, "refresh": "lazy"}), ("ssp", {"staleness": 2, "refresh": "eager"}),
@@ -173,7 +173,7 @@ def has_draws(machine: Machine) -> bool:
 
 
 def _iteration(trace: Trace, count: int) -> float:
-    """Seconds of an iteration, of all workers together, in so many iterations after the first quarter."""
+    """Seconds of an iteration, of all workers together, in `count` iterations after the first quarter."""
     rate = 0.0
     for w in trace.workers:
         ends = [e.time for e in trace.of(Computed, w) if e.work == "gradient"]

@@ -123,7 +123,7 @@ def served(link: str, batch: int, nodes: int, duplex: str) -> float:
 
 
 def ceiling(duplex: str, batch: int = 32, nodes: int = 10_000) -> float:
-    """Images per second of so many nodes through one server on Ethernet."""
+    """Images per second of this many nodes through one server on Ethernet."""
     return batch / served("Ethernet", batch, nodes, duplex)
 
 

@@ -139,7 +139,7 @@ def _unused(*given: Any) -> Any:
 
 
 def problem_of(algorithm: str) -> Problem:
-    """Parameters in name only where the algorithm does not look at them; for pipelines 8 equal blocks, with
+    """Shape-only parameters where the algorithm does not read them; for pipelines 8 equal blocks, with
     activations of 8 examples as large as the model."""
     if algorithm in ("gpipe", "pipedream"):
         parts = [slice(D * k // 8, D * (k + 1) // 8) for k in range(8)]
@@ -253,7 +253,7 @@ def cases(workers: Iterable[int] = WORKERS, laws: Iterable[str] = LAWS,
 
 
 def tolerance(rows: int, runs: int, level: float = 0.99) -> float:
-    """Student quantile that all of so many deviations stay below with probability `level`."""
+    """Student quantile that all of this many deviations stay below with probability `level`."""
     return float(stats.t.ppf(1 - (1 - level) / 2 / max(rows, 1), runs - 2))
 
 

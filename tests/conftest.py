@@ -32,7 +32,8 @@ def pytest_xdist_auto_num_workers(config):
 class Turns:
     """Locks between the workers of a session: tests share the machine, a test marked `alone` has it to itself.
 
-    Whoever waits for the machine holds `queue`, so that a test which needs it alone is not overtaken for long.
+    A worker that waits for the machine holds `queue`, so that a test which needs it alone is not overtaken
+    for long.
     """
 
     def __init__(self):

@@ -25,7 +25,7 @@ class Ledger:
         ``check(ledger)`` is called whenever a program has just yielded or returned.
     asked, answered : callable, optional
         ``asked(name, effect)`` just before that check; ``answered(name, effect, value)`` before the program
-        goes on.
+        continues.
     """
 
     def __init__(self, deployment, check, asked=None, answered=None):

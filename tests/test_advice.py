@@ -85,7 +85,7 @@ def test_a_kind_is_ranked_by_the_formulas():
 
 
 def test_strategies_are_grouped_by_kind_against_synchronous_allreduce(everything):
-    """A pass teaches equally much only within one kind: what is fastest of all, gossip, must not lead."""
+    """Passes are comparable only within one kind: what is fastest of all, gossip, must not lead."""
     groups = [s.group for s in everything.strategies]
     assert list(dict.fromkeys(groups)) == list(GROUPS) and groups == sorted(groups, key=list(GROUPS).index)
     base = everything.baseline

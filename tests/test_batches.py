@@ -1,4 +1,4 @@
-"""Batches of unequal workers: read, shared by speed, weighed, kept by records and restarts, and measured."""
+"""Batches of unequal workers: read, shared by speed, weighted, kept by records and restarts, and measured."""
 
 import json
 from dataclasses import replace

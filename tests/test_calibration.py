@@ -278,7 +278,7 @@ def test_a_machine_whose_pace_the_cores_cannot_keep_is_refused_and_its_slow_moti
     ("predict bsp --batch 128 --compute 20ms", ""), ("predict bsp", ""),
     ("predict bsp --net shapes:1000 --data none", ""), ("run bsp --data quadratic --steps 1", "")])
 def test_times_of_another_net_or_batch_are_said_to_be(flags, found, tmp_path, capsys, monkeypatch):
-    """One line, unless --compute or --rate gives the time, or the net has sizes in name only."""
+    """One line, unless --compute or --rate gives the time, or the net is shape-only."""
     ring = [Candidate("allreduce", {"collective": "ring"})]
     monkeypatch.setattr("refsgd.experiment.advice.advise.advise", partial(advise, candidates=ring))
     path = tmp_path / "m.json"

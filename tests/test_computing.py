@@ -14,7 +14,7 @@ from refsgd.runtimes.processes.computing import LONG, Computing, Job
 
 def test_what_was_long_only_once_is_computed_on_the_spot_again():
     """The first Compute of a kind compiles or touches fresh memory; that must not cost thread switches
-    for ever."""
+    forever."""
     rung = threading.Event()
     program: Program[Any] = (effect for effect in ())
     computing, task = Computing(rung.set, False), Task("server0", 0, program, Mailbox(), 0, {})

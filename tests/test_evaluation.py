@@ -22,7 +22,7 @@ def test_evaluations_change_only_how_many_rows_the_history_has():
 
 
 def test_a_problem_is_evaluated_no_more_often_than_is_said():
-    """Each evaluation is one loss; the end is one more, and so is the check of a problem of one's own."""
+    """Each evaluation is one loss; the end is one more, and so is the check of your own problem."""
     problem, seen = quadratic(workers=2), []
     counted = replace(problem, loss=lambda x: seen.append(x) or problem.loss(x))
     for evaluations, most in ((0, 2), (7, 9)):

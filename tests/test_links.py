@@ -46,7 +46,7 @@ class Paused(Simulator):
 
 
 def deployment(workers, servers=(), **counts):
-    """Workers that send lists of messages; whoever is in `counts` receives so many."""
+    """Workers that send lists of messages; each worker in `counts` receives that many."""
     nodes = {f"worker{i}": list(messages) for i, messages in enumerate(workers)}
     nodes |= {f"server{k}": list(messages) for k, messages in enumerate(servers)}
     return {name: Node(sender(*messages), [sink(counts[name])] if name in counts else [],

@@ -1,4 +1,4 @@
-"""Nodes of one's own with names of their own: what counts as a worker, in figures and after a death."""
+"""Your own nodes, with names of their own: what counts as a worker, in figures and after a death."""
 
 from __future__ import annotations
 

@@ -402,7 +402,7 @@ def test_pieces_parts_and_codecs_have_names_in_the_exported_trace(by_layer):
 
 
 def test_encoding_is_a_cause_of_waiting_of_its_own(by_layer):
-    """At least the time that workers encode; the servers' decoding comes on top."""
+    """At least the time that workers encode; the servers' decoding is added."""
     waited = by_layer.measured["idle_by_cause"]
     encoded = sum(e.time - e.start for e in by_layer.trace.of(Computed)
                   if e.work == "codec" and e.node.startswith("worker"))

@@ -133,7 +133,7 @@ def test_the_overrun_of_gradients_is_the_workers_not_that_of_a_servers_short_upd
 
 
 def ended(row, accuracy, updates, staleness):
-    """A row whose run ended with that test accuracy after so many updates of such staleness."""
+    """A row whose run ended with that test accuracy after that many updates of such staleness."""
     run = row.simulated
     ages = {**run.measured["staleness"], "mean": float(staleness), "max": staleness}
     measured = {**run.measured, "updates": updates, "staleness": ages}

@@ -1,4 +1,4 @@
-"""Vectors in name only: the same times and bytes as real ones, for models that would not fit."""
+"""Shape-only vectors: the same times and bytes as real ones, for models that would not fit."""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The house's rules, read from the source: arrows point one way, no forgotten yield, public names are
+"""The rules of the project, read from the source: arrows point one way, no forgotten yield, public names are
 documented."""
 
 import ast

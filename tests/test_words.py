@@ -1,7 +1,9 @@
 """Phrases that slow a reader down are in no page and in no message; each is listed with a better one."""
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -86,10 +88,13 @@ def found(text, patterns):
             for m in re.finditer(rf"(?<!\w)(?:{pattern})(?!\w)", text.replace("\n", " "), re.I)]
 
 
-def strings(path):
-    """All strings of a module: docstrings, and the pieces of messages."""
-    return "\n\n".join(node.value for node in ast.walk(ast.parse(path.read_text()))
-                       if isinstance(node, ast.Constant) and isinstance(node.value, str))
+def words(path):
+    """The strings of a module (docstrings, and the pieces of messages), and its comments."""
+    text = path.read_text()
+    said = [node.value for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return "\n\n".join(said + [token.string for token in tokenize.generate_tokens(io.StringIO(text).readline)
+                               if token.type == tokenize.COMMENT])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -97,10 +102,17 @@ def test_pages_have_none_of_the_listed_phrases(page):
     assert found(page.read_text(), EVERYWHERE | IN_PAGES) == []
 
 
-def test_messages_and_docstrings_have_none_of_the_listed_phrases():
-    flaws = {str(path.relative_to(ROOT)): said for path in (ROOT / "refsgd").rglob("*.py")
-             if (said := found(strings(path), EVERYWHERE))}
+@pytest.mark.parametrize("folder", ["refsgd", "benchmarks", "docs"])
+def test_messages_docstrings_and_comments_have_none_of_the_listed_phrases(folder):
+    flaws = {str(path.relative_to(ROOT)): said for path in (ROOT / folder).rglob("*.py")
+             if (said := found(words(path), EVERYWHERE))}
     assert flaws == {}
+
+
+def test_comments_and_strings_of_a_module_are_read(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text('"""Counts alike."""\nx = 1  # weighed\n')
+    assert [said for said, _ in found(words(module), EVERYWHERE)] == ["weighed", "Counts alike"]
 
 
 @pytest.mark.parametrize(("sentence", "phrase"), [

@@ -19,7 +19,7 @@ from refsgd.experiment.prepare import Usage
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Redo a study; 0 done, 1 it failed, 2 wrong use, 130 interrupted."""
+    """Redo a study; 0 done, 1 it failed, 2 usage error, 130 interrupted."""
     p = Parser(prog="python -m benchmarks.studies",
                description="Redoes the tables and figures of one of the documents that the library grew "
                "from, with the document's numbers beside ours and a verdict on each claim. Results are "

@@ -54,7 +54,7 @@ Accuracies = Mapping[tuple[str, int], list[float]]
 
 
 def machine(compute: str, update: float = UPDATE, latency: float = 0.01) -> Machine:
-    """The virtual machines: servers beside workers, whose gradients use all processors of their machine
+    """The virtual machines: servers on the workers' machines; gradients use all processors of their machine
     (`cores`).
 
     The document states no time of a gradient and no bandwidth; `compute` is assumed in each part.  Its pulls

@@ -120,7 +120,7 @@ def same_learning(lab: Lab) -> Part:
 
 
 def _shapes(net: str) -> str:
-    """The name of a net for MNIST in shape only."""
+    """The name of a shape-only net for MNIST."""
     return f"shapes:{net}@28x28x1"
 
 
@@ -216,8 +216,8 @@ def here(lab: Lab) -> Part:
 
 
 def _split(lab: Lab, batch: int, slow: int | None = None) -> Seen:
-    """A run on the two devices with so many images of each batch on the slow one, by default in proportion to
-    speed; a device that gets none is left out."""
+    """A run on the two devices with this many images of each batch on the slow one, by default in proportion
+    to speed; a device that gets none is left out."""
     parts = {0: batch - (slow or 0), 1: slow}
     used = [rank for rank, images in parts.items() if images != 0]
     each = f"auto:{batch}" if slow is None else ",".join(str(parts[rank]) for rank in used)

@@ -134,7 +134,7 @@ class Directive(SphinxDirective):
         raise NotImplementedError
 
     def depends_on(self, name: str) -> experiments.Source:
-        """The source of a module; the page is made again when it changes."""
+        """The source of a module; the page is regenerated when it changes."""
         source = experiments.source_of(name)
         self.env.note_dependency(str(source.path))
         return source
@@ -450,8 +450,8 @@ def sampling_errors(trace: Trace, machine: Machine, steps: int) -> dict[str, Cal
 
 
 def scatter_of_bytes(trace: Trace, stretches: int = 20) -> float:
-    """Four standard deviations of a run's bytes where the number of messages is random, from stretches of
-    equally many updates."""
+    """Four standard deviations of a run's bytes where the number of messages is random, from stretches with
+    the same number of updates."""
     bounds = np.quantile([e.time for e in trace.marks("update")], np.linspace(0, 1, stretches + 1))
     sends = trace.of(Sent)
     sent, _ = np.histogram([e.time for e in sends], bounds, weights=[e.nbytes for e in sends])

@@ -125,7 +125,7 @@ def shared(thing: Any) -> Iterator[NumpyDocString]:
 
 def completed(thing: Any, text: str) -> NumpyDocString:
     """The docstring of a function, with the parameters that it shares and does not say itself, and with the
-    shared result where it says nothing of its own."""
+    shared result where it describes none."""
     doc, signature = NumpyDocString(text), inspect.signature(thing)
     order = list(signature.parameters)
     gives = str(signature.return_annotation) not in ("None", "Program[None]", "Deployment")

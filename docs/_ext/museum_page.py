@@ -51,7 +51,7 @@ class Exhibit(Directive):
         return target
 
     def depend(self, name: str) -> exhibits.Source:
-        """The exhibit's source; the page is made again when it changes."""
+        """The exhibit's source; the page is regenerated when it changes."""
         source = exhibits.source_of(name)
         self.env.note_dependency(str(source.path))
         return source

@@ -35,7 +35,7 @@ def of_nodes(e: Experiment) -> dict[str, Prediction]:
     deployment = e.deploy()
     kind, rank = roles(deployment), ranks(deployment)
     servers = [node for node in deployment if kind[node] == "server"]
-    # without any, `e.servers` says nothing, and may be a number of parts that no memory holds
+    # without servers, `e.servers` means nothing, and may be a number of parts that no memory holds
     found = dict(zip(servers, _of_servers(e, len(servers)), strict=True)) if servers else {}
     stages = _of_stages(e) if pipelines.staged(e.function, e.options) else []
     batches = e.batches

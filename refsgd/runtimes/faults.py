@@ -48,7 +48,7 @@ _PLANNED = re.compile(rf"(?P<kind>kill|drop|pause|slow|delay) +(?P<node>{_NODE})
                       rf"( +to +(?P<to>{_NODE}))? +at +step +(?P<step>\d+)"
                       r"( +(?P<word>for|by) +(?P<amount>[0-9.]+(e-?\d+)?))?")
 _RANDOM = re.compile(r"random +(?P<count>\d+) +seed +(?P<seed>\d+)")
-# what stands before the amount
+# the word before the amount
 _WORDS = {"kill": None, "drop": None, "pause": "for", "slow": "by", "delay": "by"}
 
 

@@ -148,7 +148,7 @@ class Setting:
         """Seconds of each worker's push and answer without queueing."""
         m = self.machine
         if self.plan and not self.plan.simple:
-            step = max(1, self.workers // 4)  # a few workers stand for all
+            step = max(1, self.workers // 4)  # a few workers represent all
             found = [layerwise.exposed(self.links, i, self.times[i].mean, self.update)
                      for i in range(0, self.workers, step)]
             return [found[i // step] for i in range(self.workers)]

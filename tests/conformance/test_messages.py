@@ -213,7 +213,7 @@ def test_two_nodes_flood_each_other_before_they_receive(world):
 
 
 def test_arrays_are_read_only_on_both_sides(world):
-    """What has crossed a yield cannot be changed any more, by whoever holds it."""
+    """A value that has crossed a yield cannot be changed any more, by any program that holds it."""
     def sender():
         x = np.ones(5, np.float32)
         yield Send("peer1", Data(x))

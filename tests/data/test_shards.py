@@ -1,4 +1,4 @@
-"""Every image exactly once an epoch, whoever computes it."""
+"""Every image exactly once an epoch, whichever worker computes it."""
 import numpy as np
 import pytest
 from hypothesis import given

@@ -2,7 +2,7 @@
 must keep.
 
     python -m tests.golden.record          # compares with golden.json and lists every difference
-    python -m tests.golden.record --write  # records anew; the commit says which entries changed, and why
+    python -m tests.golden.record --write  # records again; the commit says which entries changed, and why
 
 Entries of the simulator, the explorer and `predict` are the same on every processor: gradients are of small
 integers or elementwise.

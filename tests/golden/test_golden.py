@@ -1,4 +1,4 @@
-"""The behaviour of the catalogue is the recorded one; `record` writes it anew in a commit that says why."""
+"""The behaviour of the catalogue is the recorded one; `record` writes it again in a commit that says why."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Stories: commands and the traces that they give.  `pytest --rewrite` writes the files anew; review the
+"""Stories: commands and the traces that they give.  `pytest --rewrite` writes the files again; review the
 difference."""
 
 from pathlib import Path

@@ -29,8 +29,8 @@ def run(words, cwd=None, **environment):
 @pytest.mark.slow
 @pytest.mark.parametrize("blind", [False, True])
 def test_the_disk_cache_notices_a_change_of_the_generated_code(tmp_path, blind):
-    """A copy of the package: compiled, found again, compiled again once the intrinsics change; a blind
-    cache goes on using the old code."""
+    """A copy of the package: compiled, found again, compiled again once the intrinsics change; a blind cache
+    continues to use the old code."""
     problems = Path("refsgd") / "problems"
     nn = tmp_path / problems / "nn"
     shutil.copytree(Path(refsgd.__file__).parents[1] / problems / "nn", nn,

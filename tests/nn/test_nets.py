@@ -1,4 +1,4 @@
-"""The public face of the nets: counts, bits, wrong use, learning."""
+"""The public face of the nets: counts, bits, usage errors, learning."""
 import subprocess
 import sys
 import threading

@@ -109,7 +109,7 @@ def test_passes_may_take_turns_in_one_net(kind):
 
 
 def test_threads_may_ask_for_shares_of_any_epoch():
-    """Orders of a few epochs are kept; whoever needs another one draws it again."""
+    """Orders of a few epochs are kept; a worker that needs another one draws it again."""
     shards, alone = Shards(40, 2, 5, seed=0), Shards(40, 2, 5, seed=0)
     steps = [int(t) for t in np.random.default_rng(0).integers(0, 80, 400)]
     with ThreadPoolExecutor(4) as pool:

@@ -419,7 +419,7 @@ def test_dgc_sends_biases_whole_with_their_momentum():
 
 
 def test_dgc_chooses_array_by_array():
-    """The second array's entries are a thousand times smaller, and one of ten is sent all the same."""
+    """The second array's entries are a thousand times smaller, and one in ten is sent nevertheless."""
     g = np.concatenate([1000 + np.arange(20), np.arange(20)]).astype(np.float32)
     rule = codec("dgc:0.1", shapes=[(4, 5), (5, 4)]).rule
     assert rule.encode(rule.start(40), g, KEY)[0][1].tolist() == [18, 19, 38, 39]

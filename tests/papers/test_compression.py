@@ -130,7 +130,7 @@ def test_dgc_with_all_entries_sent_is_momentum_sgd_without_masking_and_sgd_witho
 
 @given(gs=gradients(eighths, lowest=2), lost=st.integers(0, 5))
 def test_dgc_a_lost_message_is_missing_from_the_sum_and_from_the_residual(gs, lost):
-    """The sender has zeroed what it sent: the deficit of the receiver's sum is that message, for ever."""
+    """The sender has zeroed what it sent: the deficit of the receiver's sum is that message, forever."""
     state, arrived, missing, total = Residual(0 * gs[0], 0 * gs[0]), 0 * gs[0], 0 * gs[0], 0 * gs[0]
     for t, g in enumerate(gs):
         total = total + 0.5 * state.u + g

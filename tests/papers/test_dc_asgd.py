@@ -96,7 +96,8 @@ def test_three_workers_show_a_shared_backup():
 
 
 def test_two_workers_in_lockstep_do_not_show_it():
-    """Each push misses exactly one update, which is the drift since the own read: why a test needs three."""
+    """Each push misses exactly one update, which is the drift since the worker's own read: why a test needs
+    three."""
     problem = curved(workers=2)
     wrong = simulate(with_shared_backup(problem, 2, 5), LOCKSTEP)
     assert np.array_equal(final_parameters(wrong), replayed(wrong, problem, 0.1, 0.5))

@@ -56,7 +56,7 @@ def test_every_schedule_of_two_peers_ends_with_the_same_bits():
 
 @given(workers=st.integers(1, 5), momentum=st.sampled_from([0.0, 0.9]))
 def test_at_ratio_1_without_masking_it_is_allreduce_sgd_with_momentum(workers, momentum):
-    """To the rounding of sums in another order, also where shares are ragged: each gradient is weighed
+    """To the rounding of sums in another order, also where shares are ragged: each gradient is weighted
     before it accumulates."""
     sgd = SGD(0.1, momentum, 0.01)
     dense = simulate(allreduce.allreduce(ragged(workers), workers, 12, sgd)).values["peer0"]
@@ -161,7 +161,7 @@ def test_adding_in_the_order_of_arrival_is_caught(monkeypatch):
 
 
 def test_a_residual_that_is_thrown_away_is_caught():
-    """WRONG: entries that are not sent are dropped; it converges all the same, on the largest entries
+    """WRONG: entries that are not sent are dropped; it converges nevertheless, on the largest entries
     first."""
     encode = DGC.encode
 

@@ -206,7 +206,7 @@ def test_weights_by_the_own_degree_on_an_irregular_graph_are_caught():
 
 
 def forgets_itself(replica, names, weights, problem, steps):
-    """WRONG: the mean of the neighbours alone; W_ii = 0 makes the two sides of an even ring swap for ever."""
+    """WRONG: the mean of the neighbours alone; W_ii = 0 makes the two sides of an even ring swap forever."""
     others = {j: 1 / (len(weights) - 1) for j in weights if j != replica.rank}
     for t in range(steps):
         for j in others:

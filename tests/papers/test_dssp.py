@@ -222,7 +222,7 @@ def test_a_wrong_grant_is_caught(right, wrong):
 
 @pytest.mark.parametrize("lower, upper", mostly_slow([(1, 4), (3, 15)], (1, 4)))
 def test_grants_wait_no_longer_than_ssp_with_lower_and_no_less_than_with_upper(lower, upper):
-    """At constant unequal speeds, and at random ones in the mean over seeds."""
+    """At constant unequal speeds, and at random ones on average over seeds."""
     def waited(deploy, machine, **options):
         return np.mean(
             [simulate(deploy(integer_gradients(d=1, workers=3), 3, 120, SGD(0.0), **options), machine, seed,

@@ -201,7 +201,8 @@ def test_a_lost_message_takes_its_weight_and_its_share_of_the_mean_with_it():
 
 
 def new_weight_in_the_numerator(replica):
-    """WRONG: the two lines of the merge are exchanged, so that the own replica counts with its new weight."""
+    """WRONG: the two lines of the merge are exchanged, so that the peer's own replica counts with its new
+    weight."""
     for x, weight in replica.queue:
         replica.weight = replica.weight + weight
         replica.x = (replica.weight * replica.x + weight * x) / (replica.weight + weight)

@@ -1,6 +1,6 @@
 """Links are reliable here; what the papers' links may lose, and exactly what is then missing.
 
-One chosen message is not delivered.  Where nobody waits for it the run goes on, and its ledger is short by
+One chosen message is not delivered.  Where no node waits for it the run continues, and its ledger is short by
 what the message carried.  Where somebody does, the run stops there and says so.
 """
 

@@ -72,7 +72,7 @@ def test_every_gradient_is_used_once_c_at_a_time(machine, seed, workers, split, 
 @pytest.mark.slow
 @pytest.mark.parametrize("splitting, c", [(1, 6), (2, 3), (3, 2), (4, 1), (6, 1)])
 def test_mean_staleness_is_the_others_pushes_over_c(splitting, c):
-    """(n - 1)/c updates at any speeds; the paper measures about `splitting`.  3 % at 12,000 pushes."""
+    """(n - 1)/c updates, whatever the speeds; the paper measures about `splitting`.  3 % at 12,000 pushes."""
     run = simulate(softsync.softsync(integer_gradients(d=1), 6, 2000, SGD(0.0), splitting=splitting), FREE,
                    observe=1)
     assert np.mean([tau for _, tau in run.trace.staleness]) == pytest.approx(5 / c, rel=0.03)

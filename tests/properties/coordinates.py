@@ -67,7 +67,7 @@ class Marked:
         return g.ravel()
 
     def images(self, rank, t):
-        """Shares are unequal, so that a mean is one over images, each weighed with its own."""
+        """Shares are unequal, so that a mean is one over images, each weighted with its own."""
         return 1 + (3 * rank + 2 * t) % 5
 
     def place(self, rank, t):

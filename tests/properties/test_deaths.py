@@ -1,5 +1,5 @@
-"""A death of each worker at each step, for every algorithm that goes on: nothing that had been sent is
-lost, and nobody waits for the dead."""
+"""A death of each worker at each step, for every algorithm that continues: nothing that had been sent is
+lost, and no node waits for the dead."""
 
 from collections import Counter
 

@@ -89,7 +89,7 @@ def test_asp_applies_every_gradient_once_and_keeps_the_identity_of_staleness(
 
 
 def stale_answer_server(x, pushes, sgd):
-    """WRONG: answers with the model from before the worker's own push (no read after the own update)."""
+    """WRONG: answers with the model from before the worker's own push (no read after its own update)."""
     v = sgd.start(x)
     for version in range(pushes):
         w, push = yield Recv(Push)

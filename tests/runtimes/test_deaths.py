@@ -54,7 +54,7 @@ def worker(rank, server, x, steps, gradient):
 
 
 def server(workers, x):
-    """Answers whoever pushes, until all are done or dead."""
+    """Answers each worker that pushes, until all are done or dead."""
     left, applied, dead = set(workers), 0, []
     while left:
         src, message = yield Recv(Push, Done, Died)
@@ -238,7 +238,7 @@ def test_handlers_are_closed_after_a_death(world):
 
 
 def test_a_host_dies_whole(world):
-    """With worker 1 the server beside it; whoever needs that server stands still, and that is said."""
+    """With worker 1 the server beside it; a worker that needs that server stops, and the error says so."""
     def beside():
         while True:
             src, _ = yield Recv(Push)

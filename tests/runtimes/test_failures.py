@@ -229,8 +229,8 @@ def test_a_run_without_progress_ends_at_its_deadline(usual):
 
 @pytest.mark.parametrize("used", [watch.used, pytest.param(lambda pid: 0.0, marks=pytest.mark.slow)])
 def test_the_default_deadline_spares_who_is_computing(usual, monkeypatch, used):
-    """A long Compute that uses the processor, or would if others let it, goes on; one that sleeps as long ends the
-    run."""
+    """A long Compute that uses the processor, or would if others let it, continues; one that sleeps as long
+    ends the run."""
     monkeypatch.setattr(watch, "PATIENCE", 0.5)
 
     def busy(x, rank, t):
@@ -400,7 +400,7 @@ def test_where_fork_is_not_the_default_records_come_through_pipes(monkeypatch, c
 
 @pytest.mark.parametrize("runtime", ["simulator", "processes"])
 def test_all_workers_die_at_once(runtime):
-    """The servers have the parameters, so that a restart goes on with them; nobody is left to shrink to,
+    """The servers have the parameters, so that a restart continues with them; nobody is left to shrink to,
     and no replica without servers."""
     def lives(algorithm, on_death, workers=2):
         role = "peer" if algorithm == "allreduce" else "worker"

@@ -336,7 +336,7 @@ DEATHS = {"one": ["kill worker 2 at step 10"], "at once": ["kill worker 1 at ste
 
 
 def fixed(faults, runtime="simulator", algorithm="asp", **options):
-    """Gradients of exactly 50 ms; `seconds_per_iteration` is 0.05 whoever dies."""
+    """Gradients of exactly 50 ms; `seconds_per_iteration` is 0.05, whichever worker dies."""
     return run(algorithm, steps=20, workers=4, machine=Machine(compute="fixed(0.05)"), faults=faults,
                on_death="continue", runtime=runtime, **options)
 
@@ -379,7 +379,7 @@ def test_figures_after_a_death_are_the_same_among_processes(runtime, death):
 
 @pytest.mark.parametrize("runtime", ["simulator", "processes"])
 def test_the_clock_gap_is_that_of_the_living(runtime):
-    """SSP keeps its bound: the dead do not stay behind for ever."""
+    """SSP keeps its bound: the dead do not stay behind forever."""
     found = run("ssp", steps=12, workers=4, staleness=1, machine=MACHINE, faults=["kill worker 3 at step 2"],
                 on_death="continue", runtime=runtime)
     assert found.trace.clock_gap <= 1 and found.trace.lead <= 2

@@ -107,8 +107,8 @@ def test_time_slices_catch_first_come_first_served():
 
 
 def test_events_say_when_computing_began_and_ended():
-    """One and two seconds of work on one core: the first ends at 2, the second at 3; of equals who began
-    first goes on first."""
+    """One and two seconds of work on one core: the first ends at 2, the second at 3; of equals the one that
+    began first continues first."""
     def program(count):
         for _ in range(count):
             yield Compute(abs, 1)

@@ -95,7 +95,7 @@ def test_large_arrays_are_not_copied_when_sent():
 
 
 def test_a_broadcast_number_travels_as_one_number():
-    """Ten gigabytes in name only."""
+    """Ten gigabytes without contents."""
     body = Body(np.broadcast_to(np.float32(2), (2_500_000_000,)))
     (frame,) = decode(joined(body))
     assert len(joined(body)) < 100 and frame.fields[0].nbytes == 10_000_000_000 and frame.fields[0][-1] == 2

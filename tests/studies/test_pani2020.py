@@ -37,7 +37,7 @@ def test_the_pass_is_as_long_as_the_data():
 
 
 def step(study, batch, slow):
-    """Simulated seconds of a step with so many images on the slow machine."""
+    """Simulated seconds of a step with this many images on the slow machine."""
     (line,) = (line for line in study.part("unequal").lines if line.what.startswith(f"batch {batch}, {slow} to"))
     return line.simulated
 

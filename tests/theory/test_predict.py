@@ -258,7 +258,7 @@ def test_the_command_says_why(capsys, tmp_path):
 
 @pytest.mark.parametrize("steps", [40, 46, 100])
 def test_what_post_local_sgd_is_predicted_agrees_with_itself(steps):
-    """A run that ends before the switch never sees the later iteration; one that goes on says that its
+    """A run that ends before the switch never sees the later iteration; one that continues says that its
     iteration is that of the time after."""
     machine = Machine(compute="fixed(0.02)", latency=0.002, bandwidth=5e7)
     told = {"steps": steps, "net": "shapes:100000", "data": "none", "machine": machine}

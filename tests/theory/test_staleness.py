@@ -48,7 +48,7 @@ def test_the_identity_holds_on_every_schedule(n, order):
 
 @given(order=st.lists(st.integers(0, 3), min_size=20, max_size=80))
 def test_a_read_before_the_own_update_breaks_it(order):
-    """Reading the version before the own update (a slip of one) counts every own update as stale."""
+    """Reading the version before the worker's own update (a slip of one) counts every own update as stale."""
     ages, outstanding = ledger(order, 4, read_at_once=False)
     assert sum(ages) + sum(outstanding) != 3 * len(order)
 

@@ -71,7 +71,7 @@ class Peers:
         if codec is None:
             total = yield from self._reduce(rank, self._group, g * np.float32(share[rank]))
             return total / np.float32(whole)
-        # Weighed first, since what is kept back will be a part of another step.
+        # Weighted first, because the entries kept back will be part of another step.
         g = codec.ready(g, self._replica.x[self._part]) * np.float32(share[rank]) / np.float32(whole)
         g, self._state = yield from compressed(rank, self._group, g, t, codec, self._state, self._reduce)
         return g

@@ -74,7 +74,7 @@ def ordered(passes: Passes, m: int, k: int, depth: int, chunks: int) -> list[tup
         ahead = depth - k if chunks == 1 else 2 * (depth - k) - 1 + (chunks - 1) * len(groups[-1])
     order, begun = list[tuple[bool, int, int]](), 0
     for done, (chunk, j) in enumerate(back):
-        most = max(begun, min(done + ahead, len(there)))  # until so many are in flight
+        most = max(begun, min(done + ahead, len(there)))  # until this many are in flight
         order += [*((True, *forward) for forward in there[begun:most]), (False, chunk, j)]
         begun = most
     return order

@@ -64,7 +64,7 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
             waiting.add(src)
             clock[src] += 1
         elif isinstance(message, Died):
-            clock.pop(message.node, None)  # the others wait for it no more
+            clock.pop(message.node, None)  # the others no longer wait for it
         else:
             yield from mirror[src].heard(copy, message)
         now, applied = min(clock.values(), default=steps), list[tuple[str, Push]]()
