@@ -292,13 +292,6 @@ def test_probabilities_of_another_number_of_options_are_refused_also_when_rememb
         draws.choose("abc", p)
 
 
-@pytest.mark.parametrize("law", ["fixed(0.5)", "exponential(0.5)", "uniform(0.1,0.2)"])
-def test_many_durations_at_once_are_those_of_one_after_the_other(law):
-    machine = Machine(law, speeds=(1, 4))
-    one, many = (Draws(prices.at(machine, "worker", 1), 3, "worker1") for _ in range(2))
-    assert many.durations("gradient", 600).tolist() == [one.duration("gradient") for _ in range(600)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["bsp", "asp"])
 def test_a_thousand_workers_make_a_hundred_iterations_within_a_generous_deadline(name):

@@ -85,10 +85,6 @@ class Draws:
             self._pending[name] = drawn.sample(self._stream(purpose), self.BLOCK)[::-1].tolist()
         return self._pending[name].pop()
 
-    def durations(self, kind: str, count: int) -> Samples:
-        """The first durations of a kind, as a fresh program draws them."""
-        return np.array([self.duration(kind) for _ in range(count)])
-
     def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:
         """One of the options, with probabilities `p` or uniformly."""
         stream = self._stream("choose")

@@ -41,9 +41,9 @@ class Estimate:
     error: float = 0.0
 
     @classmethod
-    def of(cls, values: Values, drawn: bool = True) -> Estimate:
-        """The mean of independent values, with an error if they are `drawn`."""
-        return cls(float(np.mean(values)), float(np.std(values)) / math.sqrt(len(values)) if drawn else 0.0)
+    def of(cls, values: Values) -> Estimate:
+        """The mean of independent values; one value alone, which is not drawn, has no error."""
+        return cls(float(np.mean(values)), float(np.std(values)) / math.sqrt(len(values)))
 
     def continued(self, steps: float, pace: Estimate) -> Estimate:
         """A run continued for some steps at a constant pace."""

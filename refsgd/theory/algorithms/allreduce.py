@@ -69,8 +69,13 @@ def _in_step(c: Setting) -> bool:
 def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
                  period: int = 1) -> tuple[Prediction, Prediction]:
     """Iteration and run of peers in a ring, by its recursion: a late peer delays only its successors."""
+    u = before * c.update + after * c.update / period
     if c.placed and c.workers > 1 and gradients:
-        return _shared_ring(c, step, gradients, before, after, period)
+        n, sizes = c.workers, slices(c.nbytes, c.workers)
+        script = scripts.periodic(lambda i, _: scripts.ring(i, n, sizes, c.machine.reduction), before=before,
+                                  after=after)
+        return on_shared_links(c, script, gradients, scripts.around(n), 2 * n * (n - 1), u, before=before,
+                               after=after, period=period, lower=step.lower)
     if c.workers == 1 or c.workers > WIDEST or not gradients or _in_step(c) or not (
         c.machine.latency or c.transfer or c.machine.reduction):
         return step, step
@@ -79,31 +84,12 @@ def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, befo
                  for each in (gradients, [period] * 60))
     equal = c.nbytes % (4 * c.workers) == 0
     pace, mean = long.pace.scaled(1 / period), iteration.mean_time(c.times)
-    u = before * c.update + after * c.update / period
     moved = min(step.terms["transfer"], max(pace.value - mean - u, 0.0))
     terms = {"compute E[T]": mean, "straggling": max(pace.value - mean - u - moved, 0.0), "transfer": moved,
              "update": u}
     told = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo", SOURCE, "equal chunks"
     return (pace.predicted("s", terms, *told, faithful=equal and long.steady, upper=step.value),
             run.end.predicted("s", {"last rank": run.end.value}, *told, faithful=equal and run.whole))
-
-
-def _shared_ring(c: Setting, step: Prediction, gradients: Sequence[int], before: int, after: int,
-                 period: int) -> tuple[Prediction, Prediction]:
-    """Iteration and run of a ring on links that its ranks share."""
-    n, sizes = c.workers, slices(c.nbytes, c.workers)
-
-    script = scripts.periodic(lambda i, _: scripts.ring(i, n, sizes, c.machine.reduction), before=before,
-                              after=after)
-
-    def evaluated(each: Sequence[int]) -> ring.Rounds:
-        return scripts.rounds(c.machine, c.times, c.updates, each, [(i, (i + 1) % n) for i in range(n)],
-                              2 * n * (n - 1), script, before=before, after=after)
-
-    run = evaluated(gradients)
-    long = run if len(gradients) >= 24 and set(gradients) == {period} else evaluated([period] * 24)
-    return on_shared_links(c, run, replace(long, pace=long.pace.scaled(1 / period)),
-                           before * c.update + after * c.update / period, lower=step.lower)
 
 
 def allreduce(c: Setting) -> Figures:

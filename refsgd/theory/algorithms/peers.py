@@ -57,17 +57,24 @@ def at_slowest_update(c: Setting, p: Prediction) -> Prediction:
     return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
 
-def on_shared_links(c: Setting, run: ring.Rounds, long: ring.Rounds, update: float,
-                    lower: float | None = None,
+def on_shared_links(c: Setting, script: scripts.Order, gradients: Sequence[int],
+                    pairs: Iterable[tuple[int, int]], messages: int, update: float, *, before: int = 0,
+                    after: int = 1, period: int = 1, enough: int = 24, lower: float | None = None,
                     told: str = "the peers' recursion on the links that they share"
                     ) -> tuple[Prediction, Prediction]:
-    """Iteration and run from an evaluation of peers' scripts."""
-    mean = iteration.mean_time(c.times)
-    straggling = max(min((lower or mean) - mean, long.pace.value - mean - update), 0.0)
+    """Iteration and run of peers that follow a script; the pace is that of `enough` rounds or more."""
+    def evaluated(each: Sequence[int]) -> ring.Rounds:
+        return scripts.rounds(c.machine, c.times, c.updates, each, pairs, messages, script, before=before,
+                              after=after)
+
+    run, mean = evaluated(gradients), iteration.mean_time(c.times)
+    long = run if len(gradients) >= enough and set(gradients) == {period} else evaluated([period] * enough)
+    pace = long.pace.scaled(1 / period)
+    straggling = max(min((lower or mean) - mean, pace.value - mean - update), 0.0)
     terms = {"compute E[T]": mean, "straggling": straggling, "update": update,
-             "transfer": max(long.pace.value - mean - update - straggling, 0.0)}
+             "transfer": max(pace.value - mean - update - straggling, 0.0)}
     source = "Baccelli et al. 1992"
-    return (long.pace.predicted("s", terms, told, source, faithful=long.steady),
+    return (pace.predicted("s", terms, told, source, faithful=long.steady),
             run.end.predicted("s", {"last peer": run.end.value}, told, source, faithful=run.whole))
 
 
@@ -89,16 +96,9 @@ def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes:
 
     late = before or rotated  # updates follow the messages
     pairs = {(j, i) for heard in rounds for i in range(n) for j in heard[i]}
-
     script = scripts.periodic(hear, first=send if before else None, before=int(not late), after=int(late))
-
-    def evaluated(steps: int) -> ring.Rounds:
-        return scripts.rounds(c.machine, c.times, c.updates, [1] * steps, pairs,
-                              max(sum(map(len, heard)) for heard in rounds), script,
-                              before=int(not late), after=int(late))
-
-    run = evaluated(c.steps)
-    return on_shared_links(c, run, run if c.steps >= 48 else evaluated(48), c.update)
+    return on_shared_links(c, script, [1] * c.steps, pairs, max(sum(map(len, heard)) for heard in rounds),
+                           c.update, before=int(not late), after=int(late), enough=48)
 
 
 def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, *, before: bool = False,

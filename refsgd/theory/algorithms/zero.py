@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from refsgd.theory.algorithms.peers import fresh, on_shared_links
-from refsgd.theory.phenomena import ring, scripts
+from refsgd.theory.phenomena import scripts
 from refsgd.theory.phenomena.scripts import MARK, WORK, Script, gathered, reduced
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import DomainError, Figures
@@ -50,13 +50,9 @@ def zero(c: Setting) -> Figures:
     messages = (n - 1) * sum((3 if stage == 3 else 1) * sum(map(bool, sizes)) for sizes in sections)
     messages += (n - 1) * n if stage < 3 else 0
 
-    def evaluated(steps: int) -> ring.Rounds:
-        return scripts.rounds(c.machine, c.times, c.updates, [1] * steps,
-                              [(i, (i + 1) % n) for i in range(n)], messages, script)
-
-    run = evaluated(c.steps)
     each, end = on_shared_links(
-        c, run, run if c.steps >= 24 else evaluated(24), math.fsum(c.own) / n, lower=mean_of_maximum(c.times),
+        c, script, [1] * c.steps, scripts.around(n), messages, math.fsum(c.own) / n,
+        lower=mean_of_maximum(c.times),
         told="(n-1) messages for each layer's section of each shard, by their recursion")
     if c.one_link and stage > 1:  # messages of two layers meet, and which comes first is a matter of rounding
         each, end = replace(each, kind="approximation"), replace(end, kind="approximation")

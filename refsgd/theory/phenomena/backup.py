@@ -105,7 +105,7 @@ def evaluated(times: Sequence[Distribution], network: queues.Network, backups: i
     seen = min(steps, max(queues.MESSAGES // weight, queues.LEAST))
     replicas = max(4 if weight > 500 else 8, min(256, queues.DRAWS // (weight * seen))) if random else 1
     rows = queues.evaluated(Quorum, times, network, seen, replicas, backups, seed=SEED)
-    pace, end, computing, pushes = (Estimate.of(column, random) for column in rows.T)
+    pace, end, computing, pushes = (Estimate.of(column) for column in rows.T)
     return pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps)
 
 

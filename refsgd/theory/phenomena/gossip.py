@@ -115,8 +115,7 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
     busiest = max(len(near) for heard in sources for near in heard)
     clocks = max(48, min(CLOCKS, 500_000 // (n * busiest + 1)))
     seen = min(steps, clocks)
-    fixed = certain(*times)
-    replicas = 1 if fixed else max(8, 300_000 // (n * clocks))
+    replicas = 1 if certain(*times) else max(8, 300_000 // (n * clocks))
     rng = np.random.default_rng(1705)
     drawn = np.stack([time.sample(rng, replicas * clocks).reshape(replicas, clocks) for time in times],
                      axis=2)
@@ -136,5 +135,5 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
         starts = np.maximum(own, incoming) + (update if before else 0.0)
         warm = starts.mean(axis=1) if t == first else warm
         end = starts.max(axis=1) if t == seen - 1 else end
-    pace = Estimate.of((starts.mean(axis=1) - warm) / (clocks - 1 - first), not fixed)
-    return Rounds(pace, Estimate.of(end, not fixed).continued(steps - seen, pace))
+    pace = Estimate.of((starts.mean(axis=1) - warm) / (clocks - 1 - first))
+    return Rounds(pace, Estimate.of(end).continued(steps - seen, pace))

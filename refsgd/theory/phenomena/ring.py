@@ -50,10 +50,10 @@ def summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random:
     def pace(a: int, b: int) -> Values:
         return np.asarray((mean[:, b - 1] - (mean[:, a - 1] if a else 0.0)) / (b - a))
 
-    each = Estimate.of(pace(low, len(seen)), random)
+    each = Estimate.of(pace(low, len(seen)))
     steady = random or (low > 0 and math.isclose(float(pace(low, middle)[0]), each.value, rel_tol=1e-9))
     unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1)
-    return Rounds(each, Estimate.of(ends[:, -1].max(axis=1), random).continued(unseen, each), steady,
+    return Rounds(each, Estimate.of(ends[:, -1].max(axis=1)).continued(unseen, each), steady,
                   random or len(seen) == len(gradients))
 
 

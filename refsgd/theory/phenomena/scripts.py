@@ -76,6 +76,11 @@ def ring(i: int, n: int, sizes: Sequence[int], reduction: float) -> Iterable[Ste
     yield from gathered(i, n, sizes, empty=True)
 
 
+def around(n: int) -> list[tuple[int, int]]:
+    """Senders and receivers of a ring."""
+    return [(i, (i + 1) % n) for i in range(n)]
+
+
 def reduced(i: int, n: int, sizes: Sequence[int], reduction: float, empty: bool = False) -> Iterable[Step]:
     """Rank i's part of a reduce-scatter, in which `empty` chunks travel or do not."""
     for step in range(n - 1):

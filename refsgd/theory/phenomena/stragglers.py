@@ -141,34 +141,19 @@ def mean_of_maximum(times: Sequence[Distribution]) -> float:
 
 
 def mean_of_order(times: Sequence[Distribution], j: int) -> float:
-    """E[j-th smallest of independent times] in seconds."""
-    n = len(times)
-    if not 1 <= j <= n:
-        raise DomainError(f"order {j} of {n} workers; the order statistic assumes 1 <= j <= n")
+    """E[j-th smallest of independent equal times] in seconds."""
+    n, first = len(times), check_distribution("compute", times[0])
+    if not 1 <= j <= n or len(set(times)) > 1:
+        raise DomainError(f"order {j} of {n} workers; the order statistic assumes equal ones, 1 <= j <= n")
     if j == n:
         return mean_of_maximum(times)
-    for time in times:
-        check_distribution("compute", time)
-    first = times[0]
-    if all(time == first for time in times):
-        if first.family == "exponential":
-            return first.mean * (harmonic(n) - harmonic(n - j))
-        if first.family == "shifted":
-            floor = first.parameters[1]
-            return floor + (first.mean - floor) * (harmonic(n) - harmonic(n - j))
-        # fewer than j have ended: at least n-j+1 of n are still running
-        return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, survival(first, t))))
-
-    def survive(t: Values) -> Values:
-        ended = np.zeros((j, len(t)))  # ended[i]: probability that i of the times so far have ended, i < j
-        ended[0] = 1.0
-        for time in times:
-            s = survival(time, t)
-            shifted = np.vstack([np.zeros(len(t)), ended[:-1]])
-            ended = ended * s + shifted * (1 - s)
-        return np.asarray(np.minimum(ended.sum(axis=0), 1.0))
-
-    return integrate_survival(list(dict.fromkeys(times)), survive)
+    if first.family == "exponential":
+        return first.mean * (harmonic(n) - harmonic(n - j))
+    if first.family == "shifted":
+        floor = first.parameters[1]
+        return floor + (first.mean - floor) * (harmonic(n) - harmonic(n - j))
+    # fewer than j have ended: at least n-j+1 of n are still running
+    return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, survival(first, t))))
 
 
 def sum_of(time: Distribution, count: int) -> tuple[Distribution, bool]:

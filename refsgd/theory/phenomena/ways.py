@@ -146,20 +146,20 @@ class Ways:
     early: Sequence[bool]  #: by server, whether messages arrive in the order of a last link that all share
     crowded: frozenset[int] = frozenset()  #: nodes that share the links on which they send
 
+    def _every(self) -> list[Way]:
+        answers = [way for back in self.answers for way in back]
+        return [way for mine in self.pushes for _, way in mine] + answers
+
     @functools.cached_property
     def weight(self) -> int:
         """Half the number of events in an iteration of a worker."""
-        every = [way for mine in self.pushes for _, way in mine] + [way for back in self.answers
-                                                                    for way in back]
-        events = sum(part.meets for way in every for part in way) + sum(not way for way in every)
+        events = sum(sum(part.meets for part in way) + (not way) for way in self._every())
         return max(1, round((events + len(self.crowded)) / len(self.pushes) / 2))
 
     @functools.cached_property
     def instant(self) -> bool:
         """Whether a head may reach its next link without delay, so that only events order messages."""
-        every = [way for mine in self.pushes for _, way in mine] + [way for back in self.answers
-                                                                    for way in back]
-        return any(part.latency == 0 for way in every for part in way[:-1])
+        return any(part.latency == 0 for way in self._every() for part in way[:-1])
 
     @functools.cached_property
     def timed(self) -> Ways:
