@@ -316,13 +316,18 @@ def transpose(rows, columns, a, t, stride):
 
 
 @kernel
-def turn_filters(count, o, taps, w, apart, turned):
-    """Pack ``count`` channels of filters for the gradient of the input: rows for each tap and output.
+def convolve_inputs(b, sizes, dy, w, dx, lists, packed):
+    """``dx += dy w.T`` tap by tap, some channels of x at a time.
 
-    ``w`` is the address of the first channel; its ``taps`` are ``apart`` bytes apart. ``turned`` is written.
+    ``sizes`` are the channels of x and of dy, the taps, and the channels at a time; ``lists`` are those of
+    `convolve`. ``packed`` is scratch for the filters of these channels: rows for each tap and output.
     """
-    for first in range(0, count, PANEL):
-        width = min(PANEL, count - first)
-        for k in range(taps):
-            to = turned + 4 * (first * taps + k * PANEL) * o
-            transpose(width, o, w + k * apart + 4 * first * o, to, 4 * PANEL)
+    c, o, taps, together = sizes
+    for begin in range(0, c, together):
+        count = min(together, c - begin)
+        for first in range(0, count, PANEL):
+            for k in range(taps):
+                panel = packed + 4 * (first * taps + k * PANEL) * o
+                transpose(min(PANEL, count - first), o, w + 4 * (k * c + begin + first) * o, panel, 4 * PANEL)
+        to = dx[0] + 4 * begin, dx[1]
+        convolve(b, count, dy, (packed, 4 * PANEL, 4 * PANEL * taps * o), to, to, lists, _NO_FLOOR)

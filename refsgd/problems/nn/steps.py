@@ -117,13 +117,9 @@ class ProductStep(Step):
     def input_gradient(self, b: int, frame: Frame) -> None:
         """Sum the gradient of the source."""
         self.clear(b)
-        (dx, image, *_), packed = self._seen(self.source.gradient), self.scratch.address("filters")
-        dy = self.target.gradient.place[:2]
-        for first in range(0, self.c, self.block):
-            count, w = min(self.block, self.c - first), frame.x + self.at["weight"] + 4 * first * self.o
-            kernels.turn_filters(count, self.o, self.taps, w, 4 * self.c * self.o, packed)
-            kernels.convolve(b, count, dy, _packed(packed, self.taps * self.o), (dx + 4 * first, image),
-                             (dx + 4 * first, image), self.input_lists, NO_FLOOR)
+        kernels.convolve_inputs(b, (self.c, self.o, self.taps, self.block), self.target.gradient.place[:2],
+                                frame.x + self.at["weight"], self._seen(self.source.gradient)[:2],
+                                self.input_lists, self.scratch.address("filters"))
 
 
 class ConvPoolStep(Step):
