@@ -14,6 +14,7 @@ from rich.table import Table
 from refsgd.cluster.prices import mean_gradient
 from refsgd.cluster.units import counted
 from refsgd.experiment.compare import HARD, Comparison, Row
+from refsgd.experiment.evaluation import flat
 from refsgd.experiment.result import Result
 from refsgd.experiment.sweep import Sweep
 from refsgd.theory.prediction import STANDARD_ERROR
@@ -87,12 +88,8 @@ def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
 
 def _seen(row: Row, result: Result | None, against: str) -> dict[str, Any]:
     """The metrics of a run, under the names of `METRICS`."""
-    if result is None:
-        return {}
-    m = result.measured
-    return {**m, "staleness_mean": m["staleness"]["mean"], "staleness_max": m["staleness"]["max"],
-            "bytes_sent": sum(m["bytes_sent"].values()), "accuracy": result.accuracy.get("test"),
-            "residual": residual(row, against)}
+    return {} if result is None else {
+        **flat(result.measured), "accuracy": result.accuracy.get("test"), "residual": residual(row, against)}
 
 
 def residual(row: Row, against: str) -> float | None:

@@ -59,6 +59,12 @@ def measure(trace: Trace, batch: float | Mapping[str, float]) -> dict[str, Any]:
     }
 
 
+def flat(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of `measure`, each of them a number under the name of its prediction where it has one."""
+    return {**measured, "bytes_sent": sum(measured["bytes_sent"].values()),
+            "staleness_mean": measured["staleness"]["mean"], "staleness_max": measured["staleness"]["max"]}
+
+
 def evaluations_of(problem: Problem, most: int = EVALUATIONS) -> int:
     """How many intermediate parameters are evaluated: fewer if each evaluation takes many images."""
     return min(most, max(4, 60_000 // int(problem.describe.get("evaluated", 1))))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.evaluation import measure
+from refsgd.experiment.evaluation import flat, measure
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.prepare import Experiment
@@ -48,10 +48,9 @@ def _runs(experiment: Experiment) -> list[dict[str, Any]]:
     """The metrics of each run."""
     out = []
     for seed in range(experiment.seed, experiment.seed + RUNS):
-        found = measure(perform(replace(experiment, seed=seed), "simulator").trace, experiment.by_worker)
-        sent = sum(found["bytes_sent"].values())
-        out.append({**found, "bytes_sent": sent, "bytes_per_iteration": sent / max(experiment.steps, 1),
+        trace = perform(replace(experiment, seed=seed), "simulator").trace
+        found = flat(measure(trace, experiment.by_worker))
+        out.append({**found, "bytes_per_iteration": found["bytes_sent"] / max(experiment.steps, 1),
                     "idle_by_cause": found["idle_ratio"], "causes": found["idle_by_cause"],
-                    "staleness_mean": found["staleness"]["mean"], "staleness_max": found["staleness"]["max"],
                     "clock_gap_max": found["clock_gap"]["max"], "lead_max": found["lead"]["max"]})
     return out

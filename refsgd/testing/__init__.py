@@ -24,7 +24,6 @@ from refsgd.experiment.options import exchanges
 from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.problems.layers import equal
 from refsgd.problems.problem import with_batches
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
@@ -41,6 +40,7 @@ from refsgd.testing.findings import (
     attempt,
     finite,
     hash_of,
+    known_gradients,
     ledger,
     server_lead,
 )
@@ -68,7 +68,7 @@ def _constant_gradients() -> Problem:
     def gradient(x: Array, rank: int, t: int) -> Array:
         return np.array([8 * (1 + rank), 0], np.float32)
 
-    return Problem(np.zeros(2, np.float32), gradient, lambda x: 0.0, layers=equal(2, gradient))
+    return known_gradients(np.zeros(2, np.float32), gradient)
 
 
 def _lint(function: Deploy) -> str:
@@ -130,8 +130,7 @@ def _gradients(deploy: Small) -> str:
 def _fixed_point(deploy: Small) -> str:
     """Check that zero gradients change no parameter, bit for bit."""
     x0 = np.linspace(-1, 1, 5, dtype=np.float32) / np.float32(3)
-    problem = Problem(x0, lambda x, rank, t: np.zeros_like(x), lambda x: 0.0,
-                      layers=equal(x0.size, lambda x, rank, t: np.zeros_like(x)))
+    problem = known_gradients(x0, lambda x, rank, t: np.zeros_like(x))
     for machine in MACHINES:
         if not np.array_equal(final_parameters(simulate(deploy(problem, 3, 6), machine)), problem.x0):
             raise AssertionError("zero gradients and equal replicas changed the parameters; expected the "

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -21,11 +21,10 @@ from refsgd.experiment.arguments import Usage
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, quadratic
 from refsgd.problems.chain import Block, Chain, Rows
-from refsgd.problems.layers import equal
 from refsgd.problems.problem import with_batches
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing.findings import RATE, NotChecked, hash_of
+from refsgd.testing.findings import RATE, NotChecked, hash_of, known_gradients
 from refsgd.testing.tracers import (
     BEGUN,
     INF,
@@ -263,7 +262,7 @@ def _squares(d: int) -> Problem:
         return np.zeros_like(x)  # of the whole net, which no stage computes
 
     blocks = [Block(f"x{k}", slice(k, k + 1), 1, 4, forward, backward) for k in range(d)]
-    problem = Problem(np.ones(d, np.float32), gradient, lambda x: 0.0, layers=equal(d, gradient),
+    problem = replace(known_gradients(np.ones(d, np.float32), gradient),
                       chain=Chain(blocks, inputs, loss_gradient))
     return with_batches(problem, (4,) * d)
 
@@ -274,7 +273,7 @@ def _arrives(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
     def first(x: Array, rank: int, t: int) -> Array:
         return np.array([1, -8, 4, 2], np.float32) * np.float32(1 + rank) * np.float32(t == 0)
 
-    cases = [(Problem(np.zeros(4, np.float32), first, lambda x: 0.0, layers=equal(4, first)), 2, 12,
+    cases = [(known_gradients(np.zeros(4, np.float32), first), 2, 12,
               "12 steps in which only the first gradient is not 0")]
     if "stages" in inspect.signature(CATALOGUE[name]).parameters:
         cases += [(_squares(n), n, 4, f"4 batches of the net {' '.join(f'x{k}^2' for k in range(n))}")

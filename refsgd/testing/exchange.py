@@ -18,9 +18,8 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Compute, Deployment, Program, RunEnded
 from refsgd.problems import Problem
-from refsgd.problems.layers import equal
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing.findings import RATE, Finding, NotChecked, Small, attempt
+from refsgd.testing.findings import RATE, Finding, NotChecked, Small, attempt, known_gradients
 
 SIZE, STEPS = 8, 8  #: parameters of the small problem, and its steps with gradients that are not zero
 ASYNCHRONOUS = Machine(compute="exponential(1)")  # type: ignore[arg-type]
@@ -49,7 +48,7 @@ def _fading() -> Problem:
     def gradient(x: Array, rank: int, t: int) -> Array:
         return g * np.float32(t < STEPS)
 
-    return Problem(np.zeros(SIZE, np.float32), gradient, lambda x: 0.0, layers=equal(SIZE, gradient))
+    return known_gradients(np.zeros(SIZE, np.float32), gradient)
 
 
 def _tapped(node: str, program: Program[Any], seen: list[Call]) -> Program[Any]:

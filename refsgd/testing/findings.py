@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.effects import Deployment
+from refsgd.effects import Array, Deployment
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import Problem
+from refsgd.problems.layers import equal
 from refsgd.runtimes.explorer import Counterexample
 from refsgd.trace import Computed, Run
 
@@ -66,6 +67,11 @@ def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
     except Exception as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+
+
+def known_gradients(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Problem:
+    """A problem in equal layers whose loss does not matter."""
+    return Problem(x0, gradient, lambda x: 0.0, layers=equal(x0.size, gradient))
 
 
 def hash_of(run: Run) -> str:

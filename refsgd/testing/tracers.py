@@ -19,10 +19,9 @@ from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem
-from refsgd.problems.layers import equal
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing.findings import RATE
+from refsgd.testing.findings import RATE, known_gradients
 from refsgd.trace import Computed, Run
 
 Judge = Callable[[int, int, Array], None]  #: of a worker, its step, and contents of the model that it reads
@@ -67,8 +66,7 @@ def traced(workers: int, steps: int, judge: Judge) -> Problem:
         g: Array = np.eye(1, workers * steps, rank * steps + t, np.float32)[0]
         return g
 
-    return Problem(np.zeros(workers * steps, np.float32), gradient, lambda x: 0.0,
-                   layers=equal(workers * steps, gradient))
+    return known_gradients(np.zeros(workers * steps, np.float32), gradient)
 
 
 def contents(x: Array, workers: int) -> Array:

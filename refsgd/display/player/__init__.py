@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from refsgd.display.player.listing import listing, title
 from refsgd.display.player.states import follow
@@ -53,15 +54,19 @@ def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "ru
     source = "".join(listing(i, f, functions) for i, (f, functions) in enumerate(states.files.items()))
     if states.note:
         source = f'<p class="note">{html.escape(states.note)}</p>{source}'
-    run = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    parts = {"name": html.escape(name), "css": _asset("player.css"),
-             "js": _asset("theme.js") + _asset("player.js"), "source": source,
-             "run": run.replace("<", "\\u003c")}
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _asset("player.html"))
+    return page("player", name, source, data)
 
 
-def _asset(name: str) -> str:
-    return files("refsgd.display.player").joinpath(name).read_text(encoding="utf-8")
+def page(kind: str, name: str, source: str, data: Mapping[str, Any]) -> str:
+    """A page of the package `kind` next to this one, in the player's style and its own."""
+    def asset(kind: str, file: str) -> str:
+        return files(f"refsgd.display.{kind}").joinpath(file).read_text(encoding="utf-8")
+
+    values = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    parts = {"name": html.escape(name), "source": source, "data": values.replace("<", "\\u003c"),
+             "css": "".join(asset(each, f"{each}.css") for each in dict.fromkeys(("player", kind))),
+             "js": asset("player", "theme.js") + asset(kind, f"{kind}.js")}
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset(kind, f"{kind}.html"))
 
 
 class Player:
