@@ -109,7 +109,7 @@ def ledger(run: Run) -> None:
         lost = worker in trace.dead and applied + dropped < computed * slices  # with its last messages
         if applied + dropped != computed * slices and not lost:
             raise AssertionError(f"{worker} computed {computed} gradients; {applied / slices:g} were applied "
-                                 f"to each slice and {dropped} marked as dropped; expected every one to be "
+                                 f"to each part and {dropped} marked as dropped; expected every one to be "
                                  "applied exactly once or dropped")
     for worker, tau in trace.staleness:
         if tau < 0:

@@ -156,7 +156,7 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
              "queueing": max(total - mean - straggling - u - transfer_term, 0.0), **sampling(error)}
     told = ("renewal argument", "half duplex; one server") if half else (
         "renewal argument; Lindley 1952",
-        "independent times; full duplex; slices of equal size; first come first served")
+        "independent times; full duplex; parts of equal size; first come first served")
     spread = slowest + 2 * alpha + u + (n / k + 1) * w
     return Prediction(
         total, "s", kind_of(exact, error), terms, formula, *told,

@@ -59,7 +59,7 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
              "gradients": (n if collects else 1) * m, "working copies": working * m}
     return Prediction(sum(terms.values()), "bytes", "exact", terms,
                       "M/K (1 + state + gradients + working copies)", "Li et al. 2014",
-                      "even slices")
+                      "equal parts")
 
 
 def zero(parameters: int, workers: int, stage: int, largest_layer: int, *,
