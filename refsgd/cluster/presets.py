@@ -17,10 +17,7 @@ class Preset(NamedTuple):
     timed: tuple[str, int] | None = None
 
 
-def _machine(*texts: Any, **more: Any) -> Machine:
-    return Machine(*texts, **more)
-
-
+_machine: Any = Machine  # which also reads text
 UNTIMED = "no compute time is given: add --compute"
 GRAUR = "Graur 2019: DAS-5, {}; ResNet-50, batch 32, 8.8 s a step on one node; latency assumed {}"
 KO = f"Ko et al. 2021: 24 Titan V, {{}}; latency assumed {{}}; {UNTIMED}"

@@ -58,13 +58,6 @@ class Setting:
         return Link(self.machine.latency, self.machine.bandwidth, self.machine.reduction)
 
     @property
-    def own_update(self) -> Distribution | None:
-        """Distribution of the slowest worker's own update."""
-        update = self.machine.update
-        return None if update is None else update.scaled(
-            1 / min(self.machine.speed(i) for i in range(self.workers)))
-
-    @property
     def transfer(self) -> float:
         """w: seconds of the whole model on one link."""
         return self.nbytes / self.machine.bandwidth
@@ -137,11 +130,6 @@ class Setting:
     def clear(self) -> bool:
         """Whether `links` describes the network without simplification."""
         return self.placed or self.servers == 1
-
-    @property
-    def busy(self) -> float:
-        """Seconds of gradients of a run, mean over workers."""
-        return self.steps * iteration.mean_time(self.times)
 
     @functools.cached_property
     def exchanges(self) -> list[float]:
@@ -226,7 +214,8 @@ def throughput(c: Setting, step: Prediction) -> Prediction:
 
 def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Prediction]:
     """The idle share of the whole run, and its split by the terms of the iteration."""
-    idle = max(1 - c.busy / run.value, 0.0)
+    busy = c.steps * iteration.mean_time(c.times)  # of each worker, in the mean
+    idle = max(1 - busy / run.value, 0.0)
 
     def share(*names: str) -> dict[str, float]:
         return {name: max(step.terms.get(name, 0.0), 0.0) * c.steps / run.value for name in names}
@@ -238,7 +227,7 @@ def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Predic
     shares["straggling"] += max(idle - math.fsum(shares.values()), 0.0)
     shares = {name: v for name, v in shares.items() if v > 0}
     ratio = Prediction(idle, "1", run.kind,
-                       {"computing": c.busy, "elapsed": run.value,
+                       {"computing": busy, "elapsed": run.value,
                         **sampling((1 - idle) * run.error / run.value)},
                        "1 - steps x E[T] / seconds, mean over workers", step.source, step.assumptions,
                        {"computing": "s", "elapsed": "s"})

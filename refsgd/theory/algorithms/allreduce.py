@@ -9,7 +9,7 @@ from typing import Any
 
 from refsgd.cluster import placement
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.algorithms.peers import at_slowest_update, fresh, heard_from, on_shared_links, repeat
+from refsgd.theory.algorithms.peers import fresh, heard_from, in_rounds, on_shared_links, repeat
 from refsgd.theory.estimate import WIDEST, Uncovered, certain, kind_of
 from refsgd.theory.phenomena import collectives, iteration, layerwise, ring, scripts
 from refsgd.theory.phenomena.collectives import Exchange, Link, factors
@@ -102,7 +102,7 @@ def allreduce(c: Setting) -> Figures:
     if c.plan:
         return _in_parts(c, c.plan, name)
     exchange = collective(c, name)
-    step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
+    step = in_rounds(c, exchange.time)
     run = repeat(c, step)
     followed = name == "ring" or (name == "hierarchical" and not (c.machine.groups or c.one_link))
     if c.placed and not followed:
@@ -172,7 +172,7 @@ def dgc(c: Setting) -> Figures:
     if c.plan:
         return _in_parts(c, c.plan, "ring")
     exchange = collectives.sparse_gather(c.workers, c.nbytes, c.link, float(c.options.get("ratio", 0.01)))
-    step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
+    step = in_rounds(c, exchange.time)
     run = repeat(c, step)
     if 1 < c.workers <= LISTENERS and c.machine.linked and (c.placed or not c.together):
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]

@@ -6,9 +6,8 @@ import math
 from dataclasses import replace
 
 from refsgd.theory.algorithms.allreduce import collective, through_ring
-from refsgd.theory.algorithms.peers import at_slowest_update, fresh
+from refsgd.theory.algorithms.peers import fresh, in_rounds
 from refsgd.theory.estimate import check_count
-from refsgd.theory.phenomena import iteration
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import DomainError, Figures, Kind, Prediction
 from refsgd.theory.setting import Setting, clocks, count, figures, weaker
@@ -24,11 +23,11 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     if early == c.steps:
         h = 1
     exchange, u = collective(c), max(c.own)
-    step = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update, h or c.steps))
+    step = in_rounds(c, exchange.time, h or c.steps)
     if outer:  # one more update per round
         step = replace(step, value=step.value + u / (h or 1),
                        terms={**step.terms, "update": u + u / (h or 1)})
-    before = at_slowest_update(c, iteration.allreduce(c.times, exchange.time, c.own_update))
+    before = in_rounds(c, exchange.time)
     last, closed = 0.0, True
     if rest:
         sums = [sum_of(time, rest) for time in c.times]

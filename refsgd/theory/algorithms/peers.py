@@ -52,8 +52,11 @@ def repeat(c: Setting, step: Prediction) -> Prediction:
                       "steps x iteration", step.source, step.assumptions)
 
 
-def at_slowest_update(c: Setting, p: Prediction) -> Prediction:
-    """The same, but an approximation if workers' updates differ, since the slowest one is used for all."""
+def in_rounds(c: Setting, exchange: Prediction, period: int = 1) -> Prediction:
+    """The iteration of peers that exchange every `period` iterations, all at the slowest one's update."""
+    update = c.machine.update
+    slowest = update and update.scaled(1 / min(c.machine.speed(i) for i in range(c.workers)))
+    p = iteration.allreduce(c.times, exchange, slowest, period)
     return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
 

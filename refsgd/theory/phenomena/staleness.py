@@ -20,10 +20,12 @@ Levin and May, "A note on difference-delay equations", Theoretical Population Bi
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations_with_replacement
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import check_count, check_distribution, check_time
+from refsgd.theory.estimate import check_count, check_distribution
 from refsgd.theory.prediction import DomainError, Prediction
 
 SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"
@@ -52,7 +54,7 @@ def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
                        for r in rates]
 
 
-def asp_run(times: Sequence[Distribution], steps: int, exchange: float | Sequence[float] = 0.0) -> Prediction:
+def asp_run(times: Sequence[Distribution], steps: int, exchanges: Sequence[float] = ()) -> Prediction:
     """Mean staleness of an ASP run with N = `steps` iterations of each worker: n-1 minus the ages at the end.
 
     Each pair of workers contributes the updates that the later one makes after the earlier one has ended.
@@ -60,10 +62,8 @@ def asp_run(times: Sequence[Distribution], steps: int, exchange: float | Sequenc
     Banach's match boxes, (n-1)(1 - C(2N,N)/4^N), exact.  Otherwise sums of N times are taken as normal.
     """
     n, steps = check_count("workers", len(times)), check_count("steps", steps)
-    exchanges = [exchange] * n if isinstance(exchange, (int, float)) else list(exchange)
-    for e in exchanges:
-        check_time("exchange", e)
-    first, equal = check_distribution("compute", times[0]), len(set(times)) == 1 and len(set(exchanges)) == 1
+    exchanges = exchanges or [0.0] * n
+    first, equal = check_distribution("compute", times[0]), len(set(zip(times, exchanges, strict=True))) == 1
     exact = True
     if n == 1:
         lost = 0.0
@@ -83,16 +83,11 @@ def asp_run(times: Sequence[Distribution], steps: int, exchange: float | Sequenc
 
 def _ages(times: Sequence[Distribution], steps: int, exchanges: Sequence[float]) -> float:
     """Sum over workers of the updates after their last one; sums of `steps` times are taken as normal."""
-    counts: dict[tuple[Distribution, float], int] = {}
-    for time, e in zip(times, exchanges, strict=True):
-        key = check_distribution("compute", time), e
-        counts[key] = counts.get(key, 0) + 1
-    distinct, total = list(counts), 0.0
-    for a, one in enumerate(distinct):
-        for other in distinct[a:]:
-            pairs = counts[one] * (counts[one] - 1) / 2 if one is other else counts[one] * counts[other]
-            if pairs:
-                total += pairs * _left_of_pair(one, other, steps)
+    counts, total = Counter(zip(times, exchanges, strict=True)), 0.0
+    for one, other in combinations_with_replacement(counts, 2):
+        pairs = counts[one] * (counts[one] - 1) / 2 if one == other else counts[one] * counts[other]
+        if pairs:
+            total += pairs * _left_of_pair(one, other, steps)
     return total
 
 

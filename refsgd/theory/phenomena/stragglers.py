@@ -19,6 +19,7 @@ Renyi, "On the theory of order statistics", Acta Math. Acad. Sci. Hung. 4, 1953:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -111,6 +112,14 @@ def integrate_survival(times: Sequence[Distribution], survive: Callable[[Values]
     return total
 
 
+def _in_closed_form(time: Distribution, n: int, j: int) -> float | None:
+    """E[j-th smallest of n such times], where it has a closed form."""
+    p, spacings = time.parameters, harmonic(n) - harmonic(n - j)
+    closed = {"exponential": lambda: p[0] * spacings, "shifted": lambda: p[1] + (p[0] - p[1]) * spacings,
+              "uniform": lambda: p[0] + (p[1] - p[0]) * j / (n + 1)}
+    return closed[time.family]() if time.family in closed else None
+
+
 def mean_of_maximum(times: Sequence[Distribution]) -> float:
     """E[max of independent times] in seconds."""
     if not times:
@@ -119,18 +128,9 @@ def mean_of_maximum(times: Sequence[Distribution]) -> float:
         check_distribution("compute", time)
     if len(times) == 1:
         return times[0].mean
-    first, n = times[0], len(times)
-    if all(time == first for time in times):
-        if first.family == "exponential":
-            return first.mean * harmonic(n)
-        if first.family == "shifted":
-            return first.parameters[1] + (first.mean - first.parameters[1]) * harmonic(n)
-        if first.family == "uniform":
-            low, high = first.parameters
-            return low + (high - low) * n / (n + 1)
-    counts: dict[Distribution, int] = {}
-    for time in times:
-        counts[time] = counts.get(time, 0) + 1
+    counts, n = Counter(times), len(times)
+    if len(counts) == 1 and (known := _in_closed_form(times[0], n, n)) is not None:
+        return known
 
     def survive(t: Values) -> Values:
         with np.errstate(divide="ignore"):
@@ -147,11 +147,8 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
         raise DomainError(f"order {j} of {n} workers; the order statistic assumes equal ones, 1 <= j <= n")
     if j == n:
         return mean_of_maximum(times)
-    if first.family == "exponential":
-        return first.mean * (harmonic(n) - harmonic(n - j))
-    if first.family == "shifted":
-        floor = first.parameters[1]
-        return floor + (first.mean - floor) * (harmonic(n) - harmonic(n - j))
+    if (known := _in_closed_form(first, n, j)) is not None:
+        return known
     # fewer than j have ended: at least n-j+1 of n are still running
     return integrate_survival([first], lambda t: np.asarray(special.bdtrc(n - j, n, survival(first, t))))
 
