@@ -1,21 +1,9 @@
 """The machine: durations of computations and messages, for formulas, simulator and paced processes alike.
 
 A `Machine` has a `Distribution` of the time of a gradient and of an update, and links with a latency and a
-bandwidth.  It knows no algorithm.
-
-Links meet in a switch that never blocks.  A host's outgoing link and its incoming link each serve one message
-at a time, first come, first served, cut-through.  A message of m bytes::
-
-    start   = max(now, out_free);   out_free = start + m / bandwidth
-    arrival = max(start + latency, in_free) + m / bandwidth;   in_free = arrival
-
-and an incoming link serves messages in the order in which their heads arrive (start + latency).  Half duplex:
-one link serves both directions, so ``out_free`` and ``in_free`` are the same time.  Nodes of one host
-exchange messages for free, unless the machine has links `inside` its hosts; each of its `groups` of hosts has
-an `uplink`.  `refsgd.cluster.links` has the rule for any number of links.
-
+bandwidth, which meet in a switch that never blocks (rule: `refsgd.cluster.links`).  It knows no algorithm.
 Each program that computes has a processor of its own, unless `cores` limits those of a host: then each of k
-programs that compute proceeds at rate min(1, cores / k) (see `refsgd.cluster.cores`).
+programs that compute proceeds at rate min(1, cores / k) (rule: `refsgd.cluster.cores`).
 """
 
 from __future__ import annotations

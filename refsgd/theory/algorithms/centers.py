@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from refsgd.theory.algorithms.asp import asp, asp_seconds
 from refsgd.theory.algorithms.bsp import bsp
 from refsgd.theory.algorithms.ssp import ssp
 from refsgd.theory.estimate import check_count
 from refsgd.theory.prediction import DomainError, Figures, Prediction
-from refsgd.theory.setting import Setting, count, figures
+from refsgd.theory.setting import Setting, count, figures, slices
 
 SIGNIFICANT = "the traffic between data centres depends on the data"
 INSIDE = {"bsp": bsp, "ssp": ssp, "asp": asp}
@@ -29,10 +30,10 @@ def approximate(c: Setting) -> Figures:
         raise DomainError(f"{number} centers of {c.workers} workers, inside {inside!r}; the formula assumes "
                           f"a worker for each and one of {', '.join(INSIDE)}")
     edges = [c.workers * k // number for k in range(number + 1)]
-    sizes = [b - a for a, b in zip(edges, edges[1:], strict=False)]
+    sizes = [b - a for a, b in pairwise(edges)]
     if number == 1:
         return INSIDE[inside](c.with_options(refresh="fresh"))
-    speeds = {tuple(c.machine.speed(i) for i in range(a, b)) for a, b in zip(edges, edges[1:], strict=False)}
+    speeds = {tuple(c.machine.speed(i) for i in range(a, b)) for a, b in pairwise(edges)}
     alone = [INSIDE[inside](_center(c, speed)) for speed in sorted(speeds)]
     slowest = max(alone, key=lambda found: found["seconds"].value)
     step, run = slowest["seconds_per_iteration"], slowest["seconds"]
@@ -61,8 +62,7 @@ def _bytes(c: Setting, out: Figures, sizes: Sequence[int], inside: str) -> None:
     total, share = 2.0 * c.workers * c.nbytes * c.steps, c.options.get("share")
     exact = share is not None and math.isinf(float(c.options.get("barrier", 4)))
     if share is not None:
-        edges = [c.nbytes // 4 * k // c.servers for k in range(c.servers + 1)]
-        for part in (b - a for a, b in zip(edges, edges[1:], strict=False)):
+        for part in (size // 4 for size in slices(c.nbytes, c.servers)):
             k = math.ceil(float(share) * part * (1 - 1e-12))
             for size in sizes:  # all updates but the last, which flushes
                 own = c.steps if inside == "bsp" else size * c.steps

@@ -1,13 +1,8 @@
 """Messages on links that several nodes share: free times of links, and an agenda of heads and arrivals.
 
-This is the rule of `refsgd.cluster.links` as a recursion.  With h the arrival of a message's head at a link,
-c its seconds on that link, and `lag` the time by which its tail is behind its head::
-
-    start = max(h, free),   free = start + c,   lag = max(c, lag + h - start)
-
-The head is at the next link at start + latency.  Links serve heads in order of arrival.  Where messages meet,
-on a link that is reached from several nodes or links, the arrival of a head is therefore an event; messages
-that all come from one place keep their order and need no event.
+This is the rule of `refsgd.cluster.links` as a recursion.  Links serve heads in order of arrival.  Where
+messages meet, on a link that is reached from several nodes or links, the arrival of a head is therefore an
+event; messages that all come from one place keep their order and need no event.
 
 References
 ----------
