@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import numba
 import numpy as np
+from numba import carray
 
-from refsgd.problems.nn.kernels import carray, kernel, pixel
+from refsgd.problems.nn.kernels import kernel, pixel
 from refsgd.problems.nn.vector import floats
 
 _ZERO, _ONE, _INFINITY = np.float32(0), np.float32(1), np.float32(np.inf)

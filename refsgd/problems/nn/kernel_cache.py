@@ -53,7 +53,7 @@ def kept() -> bool:
     if folder:
         from numba import config  # it has already read the environment
 
-        os.environ["NUMBA_CACHE_DIR"] = config.CACHE_DIR = str(folder)  # type: ignore[attr-defined]
+        os.environ["NUMBA_CACHE_DIR"] = config.CACHE_DIR = str(folder)
     return folder is not None
 
 

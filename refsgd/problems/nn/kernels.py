@@ -31,19 +31,20 @@ from typing import Any
 
 import numba
 import numpy as np
+from numba import carray
 from numba.core.caching import FunctionCache
 
 from refsgd.problems.nn.kernel_cache import kept
 from refsgd.problems.nn.vector import LANES, ROWS, VECTORS, floats, make_sparse, make_tile, transpose_block
 
 
-class Cache(FunctionCache):
+class Cache(FunctionCache):  # type: ignore[misc]
     """numba's disk cache, with a key that also covers the other source files of a kernel."""
 
     GENERATORS = ("vector.py", "kernels.py")  # the intrinsics, and the kernels that others call
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
-        own = super()._index_key(signature, codegen)  # type: ignore[no-untyped-call]
+        own = super()._index_key(signature, codegen)
         return (*own, _generated(self.GENERATORS), LANES, ROWS, VECTORS)
 
 
@@ -56,7 +57,7 @@ def _generated(files: tuple[str, ...]) -> str:
 
 
 # Sums may be reordered and multiplications fused, but NaN and infinity keep their meaning.
-_compile: Any = numba.njit(  # type: ignore[call-overload]
+_compile = numba.njit(
     nogil=True, boundscheck=False, error_model="numpy", fastmath={"reassoc", "contract", "nsz", "arcp"},
     no_cfunc_wrapper=True
 )
@@ -66,11 +67,9 @@ def kernel(function: Any) -> Any:
     """Compile a function on its first call, and keep it on disk."""
     compiled = _compile(function)
     if kept():  # as numba's `cache=True`, with the cache above
-        compiled._cache = Cache(function)  # type: ignore[no-untyped-call]
+        compiled._cache = Cache(function)
     return compiled
 
-
-carray: Any = numba.carray  # type: ignore[attr-defined]
 
 _HALF = ROWS // 2
 _tile_full, _tile_half, _tile_row = make_tile(ROWS), make_tile(_HALF), make_tile(1)

@@ -86,19 +86,13 @@ class Plan:
 
     def _share_rooms(self) -> None:
         """Give every value memory that no other value needs at the same time."""
-        spans = {id(self.input.value): [-1, 0]}
-        fields = [self.input.value]
+        spans = {self.input.value: [-1, 0]}
         for k, step in enumerate(self.steps):
             for buffer in (step.source, step.target):
-                field = _owner(buffer.value)
-                if id(field) not in spans:
-                    spans[id(field)] = [k, k]
-                    fields.append(field)
-                spans[id(field)][1] = k
-        spans[id(_owner(self.output.value))][1] = len(self.steps)
+                spans.setdefault(_owner(buffer.value), [k, k])[1] = k
+        spans[_owner(self.output.value)][1] = len(self.steps)
         rooms: list[Room] = []
-        for field in fields:
-            first, end = spans[id(field)]
+        for field, (first, end) in spans.items():
             free = [room for room in rooms if room.free_after < first]
             room = min(free, key=lambda room: abs(room.floats - field.floats), default=None)
             if room is None:
@@ -220,9 +214,9 @@ class Plan:
 
     def held(self, images: int) -> int:
         """Bytes of activations, their gradients and scratch for this many images at once."""
-        fields = {id(each): each for buffer in self.buffers
+        fields = {each for buffer in self.buffers
                   for each in (buffer.value, *([buffer.gradient] if buffer.wanted else []))}
-        own = sum(each.floats for each in fields.values() if each.of is None)
+        own = sum(each.floats for each in fields if each.of is None)
         return 4 * images * own + self.scratch.nbytes
 
     def forward(self, images: Array, frame: Frame) -> None:

@@ -14,18 +14,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import llvmlite.binding  # type: ignore[import-untyped]
+import llvmlite.binding
 from llvmlite import ir
-from numba import config as _config
-from numba import types as _types
-from numba.core import cgutils as _cgutils
-from numba.extending import intrinsic as _intrinsic
-
-# Only some of numba's functions have annotations.
-config: Any = _config
-types: Any = _types
-cgutils: Any = _cgutils
-intrinsic: Any = _intrinsic
+from numba import config, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 
 def _processor() -> tuple[int, int]:
