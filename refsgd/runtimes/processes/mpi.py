@@ -69,29 +69,22 @@ def _fails_if_terminated(ranks: Ranks) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # it may not handle signals
         yield
         return
-    receiver, sender = os.pipe()
-    os.set_blocking(sender, False)
-    over = threading.Event()
 
-    def listen() -> None:  # in a thread, because the main one may compute for long
-        while number := os.read(receiver, 1):
-            if number[0] == signal.SIGTERM:
-                ranks.terminate()
-                if not over.wait(GRACE):
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def fail(*_: object) -> None:
+        ranks.terminated = True
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, GRACE)  # ends the process, whatever it computes
 
-    listener = threading.Thread(target=listen, name="refsgd-signals", daemon=True)
-    before = signal.signal(signal.SIGTERM, lambda *_: None), signal.set_wakeup_fd(sender)
-    listener.start()
+    before = {number: signal.getsignal(number) or signal.SIG_DFL
+              for number in (signal.SIGTERM, signal.SIGALRM)}
+    signal.signal(signal.SIGTERM, fail)
     try:
         yield
     finally:
-        over.set()
-        signal.set_wakeup_fd(before[1])
-        signal.signal(signal.SIGTERM, before[0] or signal.SIG_DFL)
-        os.close(sender)
-        listener.join()
-        os.close(receiver)
+        if ranks.terminated:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 Made = TypeVar("Made")

@@ -74,13 +74,14 @@ class Ranks(Transport):
         self._words, self._run = table.process[processes[comm.rank]], table.run
         self._pending: list[tuple[Any, bytes]] = []
         self._frames = []
-        self._nap, self._knocked, self._terminated = SHORTEST, False, False
+        self._nap, self._knocked = SHORTEST, False
         self._mine, self._total = np.zeros(4, np.int64), np.zeros(4, np.int64)
         self._request: Any = None
         self._before: tuple[int, ...] | None = None
         self._idle_since: float | None = None
         self.started = 0  #: rounds of counting
         self.stuck = False
+        self.terminated = False  #: whether SIGTERM has come: the next `take` fails
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
         """Hand a message to MPI; never waits."""
@@ -90,7 +91,7 @@ class Ranks(Transport):
 
     def take(self) -> list[Frame]:
         """The messages that have arrived, in order for each channel."""
-        if self._terminated:
+        if self.terminated:
             raise RunFailed("terminated by SIGTERM")
         if self._pending:
             self._pending = [one for one in self._pending if not one[0].Test()]
@@ -161,11 +162,6 @@ class Ranks(Transport):
     def knock(self) -> None:
         """End a `wait`, from another thread."""
         self._knocked = True
-
-    def terminate(self) -> None:
-        """Make the next `take` fail, from another thread."""
-        self._terminated = True
-        self.knock()
 
     @property
     def unsent(self) -> int:
