@@ -60,7 +60,8 @@ def unordered() -> ReplayError:
 
 
 class Replayer(Engine):
-    """An engine that follows a record: it performs each program's next step once its message was sent."""
+    """An engine that follows a record: it performs each program's next step once its message was sent, and
+    tells `observe` the positions after it."""
 
     def __init__(self, factory: Factory, steps: Mapping[str, Sequence[Event]],
                  observe: Observer | None = None) -> None:
@@ -304,8 +305,3 @@ def replay_beginning(factory: Factory, steps: Mapping[str, Sequence[Event]]) -> 
     run = replayer.run(whole=False)
     latest = {node: kept[-1][1] for node, kept in replayer.kept.items() if kept}
     return Run(run.trace, {**latest, **run.values}), sum(replayer.at.values())
-
-
-def watch(factory: Factory, steps: Mapping[str, Sequence[Event]], observe: Observer) -> None:
-    """Run programs along the beginning of a record, and report their positions after every step."""
-    Replayer(factory, steps, observe).advance()

@@ -10,24 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from refsgd.trace.events import (
-    Added,
-    Chosen,
-    Computed,
-    Crashed,
-    Event,
-    Loaded,
-    Marked,
-    Polled,
-    Received,
-    Returned,
-    Sent,
-)
+from refsgd.trace import events
+from refsgd.trace.events import Added, Event, Polled
 from refsgd.trace.schema import ANY, COUNT, SECONDS, TEXT, Row, misfit, one_of, whole
 
 NOTICE = -1  #: the number of a message that reports its sender's death
-CLASSES: dict[str, type] = {"c": Computed, "s": Sent, "r": Received, "p": Polled, "o": Chosen, "m": Marked,
-                            "e": Returned, "l": Loaded, "a": Added, "x": Crashed}
+CLASSES: dict[str, type] = {
+    "c": events.Computed, "s": events.Sent, "r": events.Received, "p": Polled, "o": events.Chosen,
+    "m": events.Marked, "e": events.Returned, "l": events.Loaded, "a": Added, "x": events.Crashed}
 LETTERS = {kind: letter for letter, kind in CLASSES.items()}
 _NOTHING, _MESSAGE = one_of(None), {"src": TEXT, "number": whole(NOTICE), "arrival": SECONDS}
 #: fields of a row after its time, by letter; of two forms the shorter one first

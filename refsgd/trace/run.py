@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 from refsgd.trace import metrics
 from refsgd.trace.events import Computed, Event, Marked, Polled, Received, Sent, taken
 from refsgd.trace.export import to_chrome
-from refsgd.trace.shared import number_updates
 
 E = TypeVar("E", bound=Event)
 NOTHING = "", "", 0  # a message without a sender
@@ -109,7 +108,7 @@ class Trace:
         return self.roles.get(node) != "server"
 
     def __post_init__(self) -> None:
-        number_updates(self.events)
+        metrics.number_updates(self.events)
 
     def of(self, kind: type[E], node: str | None = None) -> list[E]:
         """Events of one kind, of all nodes or of one.

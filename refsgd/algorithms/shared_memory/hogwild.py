@@ -11,7 +11,7 @@ messages, bytes: none | staleness: unbounded, mean about n - 1 if additions take
 unbounded | momentum: none | aggregation: each step is added alone | deterministic: given the order of
 accesses, if atomic
 
-The trace numbers updates in the order of their last additions (`refsgd.trace.shared`): a counter in shared
+The trace numbers updates in the order of their last additions (`refsgd.trace.metrics`): a counter in shared
 memory would be read and incremented by the same racing accesses.  Unequal batches: each step is added in
 full, whatever its gradient's number of examples.
 

@@ -242,7 +242,7 @@ def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> Stat
     try:
         beginning = Trace(trace.events[:last], trace.nodes, trace.seconds, lateness=trace.lateness,
                           roles=trace.roles)
-        replay.watch(factory, replay.record(beginning), states.see)
+        replay.Replayer(factory, replay.record(beginning), states.see).advance()
     except Exception as error:  # whatever it is: diagram, messages and metrics do not need the lines
         states.note = f"the lines could not be reproduced to the end: {type(error).__name__}: {error}"
     return states
