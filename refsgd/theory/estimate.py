@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,14 @@ def kind_of(faithful: bool, error: float = 0.0) -> Kind:
 def sampling(error: float) -> dict[str, float]:
     """The standard error of a Monte Carlo mean as a term; empty if nothing is drawn."""
     return {STANDARD_ERROR: error} if error else {}
+
+
+def sampled(rng: np.random.Generator, times: Sequence[Distribution | None], replicas: int,
+            count: int) -> Values:
+    """Drawn times, (replicas, workers, count); zeros for None."""
+    shape = replicas, count
+    return np.stack([np.zeros(shape) if time is None else time.sample(rng, replicas * count).reshape(shape)
+                     for time in times], axis=1)
 
 
 @dataclass(frozen=True)

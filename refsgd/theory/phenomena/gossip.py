@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.cluster.distributions import Distribution, survival
-from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_width
+from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_width, sampled
 from refsgd.theory.phenomena.ring import Rounds
 from refsgd.theory.phenomena.stragglers import integrate_survival
 from refsgd.theory.prediction import DomainError, Prediction
@@ -117,14 +117,13 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
     seen = min(steps, clocks)
     replicas = 1 if certain(*times) else max(8, 300_000 // (n * clocks))
     rng = np.random.default_rng(1705)
-    drawn = np.stack([time.sample(rng, replicas * clocks).reshape(replicas, clocks) for time in times],
-                     axis=2)
+    drawn = sampled(rng, times, replicas, clocks)
     groups = [_groups(heard, rotated) for heard in sources]
     sends = [np.bincount([j for near in heard for j in near], minlength=n) for heard in sources]
     starts, warm, end, first = np.zeros((replicas, n)), np.zeros(replicas), np.zeros(replicas), clocks // 6
     outgoing, incoming = np.zeros((replicas, n)), np.zeros((replicas, n))
     for t in range(clocks):
-        own = starts + drawn[:, t] + (0.0 if before else update)
+        own = starts + drawn[:, :, t] + (0.0 if before else update)
         leaves = np.maximum(starts if before else own, outgoing)
         outgoing = leaves + transfer * sends[t % len(sends)]
         for peers, near, place in groups[t % len(groups)]:

@@ -90,26 +90,19 @@ def bubble(micro_batches: int, stages: int, chunks: int = 1) -> Prediction:
                       "equal stages; no time to hand over; with v > 1, m a multiple of k")
 
 
-def forward(p: Pipeline, i: int, chunk: int, time: float, size: int) -> Script:
-    """A forward pass that takes `time` through a chunk on node i, with its messages."""
-    n, (k, r) = p.replicas, divmod(i, p.replicas)
-    stage = chunk * p.depth + k
-    if stage > 0:
-        yield RECEIVE, (k - 1) % p.depth * n + r, 0
-    yield WORK, i, time / 3
-    if stage < len(p.crossing):
-        yield SEND, (k + 1) % p.depth * n + r, p.crossing[stage] * size
+def through(p: Pipeline, i: int, chunk: int, time: float, size: int, back: bool = False) -> Script:
+    """A pass through a chunk on node i, `back` or forward, with what it receives and sends.
 
-
-def backward(p: Pipeline, i: int, chunk: int, time: float, size: int) -> Script:
-    """A backward pass."""
+    A forward pass takes a third of the time of both.
+    """
     n, (k, r) = p.replicas, divmod(i, p.replicas)
-    stage = chunk * p.depth + k
-    if stage < len(p.crossing):
-        yield TAKE, (k + 1) % p.depth * n + r, 0
-    yield WORK, i, time * 2 / 3
-    if stage > 0:
-        yield BACK, (k - 1) % p.depth * n + r, p.crossing[stage - 1] * size
+    stage, ahead = chunk * p.depth + k, -1 if back else 1
+    first, last = stage == 0, stage == len(p.crossing)
+    if not (last if back else first):
+        yield TAKE if back else RECEIVE, (k - ahead) % p.depth * n + r, 0
+    yield WORK, i, time * (1 + back) / 3
+    if not (first if back else last):
+        yield BACK if back else SEND, (k + ahead) % p.depth * n + r, p.crossing[stage - back] * size
 
 
 def update(p: Pipeline, i: int, time: float, reduction: float) -> Script:
@@ -144,9 +137,9 @@ def together(p: Pipeline, micro: int, reduction: float, at_once: bool) -> Order:
             gone = 0
             for done, (c, j) in enumerate(back):
                 for fore, at in there[gone:min(done + most, len(there))]:
-                    yield from forward(p, i, fore, time * p.part(k, fore) * parts[at][0], parts[at][1])
+                    yield from through(p, i, fore, time * p.part(k, fore) * parts[at][0], parts[at][1])
                     gone += 1
-                yield from backward(p, i, c, time * p.part(k, c) * parts[j][0], parts[j][1])
+                yield from through(p, i, c, time * p.part(k, c) * parts[j][0], parts[j][1], True)
             yield from update(p, i, next(updates), reduction)
 
     return script
@@ -161,9 +154,9 @@ def in_turn(p: Pipeline, reduction: float) -> Order:
         for b in range(len(steps)):
             time = next(times)
             while ahead < min(b + p.depth - k, len(steps)):
-                yield from forward(p, i, 0, time, p.parts(r, ahead)[0][1])
+                yield from through(p, i, 0, time, p.parts(r, ahead)[0][1])
                 ahead += 1
-            yield from backward(p, i, 0, time, p.parts(r, b)[0][1])
+            yield from through(p, i, 0, time, p.parts(r, b)[0][1], True)
             yield from update(p, i, next(updates), reduction)
 
     return script

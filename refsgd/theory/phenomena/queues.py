@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, certain, check_width
+from refsgd.theory.estimate import Estimate, Values, certain, check_width, sampled
 from refsgd.theory.phenomena import layerwise
 from refsgd.theory.phenomena.gate import HEAVIEST, Server, Table, too_many
 from refsgd.theory.phenomena.gate import Fresh as Fresh
@@ -289,14 +289,6 @@ class Centred(Fetching):
         elif server.waiting and server.waiting[0][0] <= server.version:
             self.release(k, server, [j for _, j in server.waiting])
             server.waiting = []
-
-
-def sampled(rng: np.random.Generator, times: Sequence[Distribution | None], replicas: int,
-            clocks: int) -> Values:
-    """Drawn times, (replicas, workers, clocks); zeros for None."""
-    shape = replicas, clocks
-    return np.stack([np.zeros(shape) if time is None else time.sample(rng, replicas * clocks).reshape(shape)
-                     for time in times], axis=1)
 
 
 def evaluated(rule: type[Any], times: Sequence[Distribution], network: Network, clocks: int, replicas: int,

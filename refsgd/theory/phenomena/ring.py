@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, certain
+from refsgd.theory.estimate import Estimate, Values, certain, sampled
 from refsgd.theory.phenomena.collectives import Link
 
 STEPS = 12_000  # of the ring, in one replica; a longer run is continued at its pace
@@ -65,44 +65,28 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
     random = not certain(*times, *own)
     replicas = max(4 if n > 500 else 8, min(256, DRAWS // (n * sum(seen) + 1))) if random else 1
     rng = np.random.default_rng(2009)
-    clock = _Clock(n, replicas, chunk, link)
+    ready, outgoing, incoming = (np.zeros((replicas, n)) for _ in range(3))
     ends = np.zeros((replicas, len(seen), n))
     for k, h in enumerate(seen):
-        clock.ready += _sums(times, h, replicas, rng) + _sums(own, h * before, replicas, rng)
-        clock.exchange()
-        clock.ready += _sums(own, after, replicas, rng)
-        ends[:, k] = clock.ready
+        computing = sampled(rng, times, replicas, h).sum(axis=2)
+        ready += computing + sampled(rng, own, replicas, h * before).sum(axis=2)
+        _exchange(ready, outgoing, incoming, chunk, link)
+        ready += sampled(rng, own, replicas, after).sum(axis=2)
+        ends[:, k] = ready
     return summary(ends, seen, gradients, random)
 
 
-def _sums(times: Sequence[Distribution | None], count: int, replicas: int,
-          rng: np.random.Generator) -> Values:
-    """Sums of `count` draws of each distribution, (replicas, ranks)."""
-    if not count:
-        return np.zeros((replicas, len(times)))
-    return np.stack([np.zeros(replicas) if time is None else
-                     time.sample(rng, replicas * count).reshape(replicas, count).sum(axis=1)
-                     for time in times], axis=1)
-
-
-class _Clock:
-    """When each rank is ready and its links are free, in many replicas at once."""
-
-    def __init__(self, n: int, replicas: int, chunk: float, link: Link) -> None:
-        self.n, self.latency, self.wire, self.add = n, link.latency, link.wire(chunk), link.reduction * chunk
-        self.ready, self.outgoing, self.incoming = (np.zeros((replicas, n)) for _ in range(3))
-
-    def exchange(self) -> None:
-        """One allreduce."""
-        ready, incoming, outgoing = self.ready, self.incoming, self.outgoing
-        start, head = np.empty_like(ready), np.empty_like(ready)
-        for step in range(2 * (self.n - 1)):
-            np.maximum(ready, outgoing, out=start)
-            np.add(start, self.wire, out=outgoing)
-            np.add(start[:, :-1], self.latency, out=head[:, 1:])  # from the previous rank
-            np.add(start[:, -1], self.latency, out=head[:, 0])
-            np.maximum(head, incoming, out=incoming)
-            incoming += self.wire
-            np.maximum(ready, incoming, out=ready)
-            if step < self.n - 1:
-                ready += self.add
+def _exchange(ready: Values, outgoing: Values, incoming: Values, chunk: float, link: Link) -> None:
+    """One allreduce in all replicas: changes when each rank is ready and its links are free."""
+    wire, start, head = link.wire(chunk), np.empty_like(ready), np.empty_like(ready)
+    n = ready.shape[1]
+    for step in range(2 * (n - 1)):
+        np.maximum(ready, outgoing, out=start)
+        np.add(start, wire, out=outgoing)
+        np.add(start[:, :-1], link.latency, out=head[:, 1:])  # from the previous rank
+        np.add(start[:, -1], link.latency, out=head[:, 0])
+        np.maximum(head, incoming, out=incoming)
+        incoming += wire
+        np.maximum(ready, incoming, out=ready)
+        if step < n - 1:
+            ready += link.reduction * chunk
