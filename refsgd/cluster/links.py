@@ -145,20 +145,14 @@ class Network:
         except ValueError as error:
             raise ValueError(f"{machine.source}{error}") from None
         self.links: list[str] = []  #: names by index; a half-duplex link is listed once
-        between = machine.between.duplex
-        self._of_host = {host: self._pair(host, "out", "in", between) for host in self.hosts}
-        self._of_group: dict[int, tuple[int, int]] = {}
-        if machine.uplink is not None:
-            before = len(self.links)
-            self._of_group = {g: self._pair(f"group{g}", "up", "down", machine.uplink.duplex)
-                              for g in range(len(machine.groups))}
-            self.shared = frozenset(range(before, len(self.links)))
-        else:
-            self.shared = frozenset()
-        self._inside: dict[str, tuple[int, int]] = {}
-        if machine.inside is not None:
-            self._inside = {node: self._pair(f"{node} inside", "out", "in", machine.inside.duplex)
-                            for node in self.host}
+        between, inside, uplink = machine.between, machine.inside, machine.uplink
+        self._of_host = {host: self._pair(host, "out", "in", between.duplex) for host in self.hosts}
+        before = len(self.links)
+        self._of_group = {g: self._pair(f"group{g}", "up", "down", uplink.duplex)
+                          for g in range(len(machine.groups))} if uplink else {}
+        self.shared = frozenset(range(before, len(self.links)))  #: links of groups, which several hosts use
+        self._inside = {node: self._pair(f"{node} inside", "out", "in", inside.duplex)
+                        for node in self.host} if inside else {}
         self.ways = _Ways(self._find)
 
     @classmethod
@@ -218,20 +212,21 @@ class Network:
 
     def _find(self, src: str, to: str) -> tuple[Hop, ...]:
         m, here, there = self._machine, self.host[src], self.host[to]
-        if src == to or (here == there and m.inside is None):
-            return ()
-        if here == there and m.inside is not None:
-            time = 1 / m.inside.bandwidth
-            return _without_unlimited([Hop(self._inside[src][0], time, m.inside.latency),
-                                       Hop(self._inside[to][1], time, 0.0)])
-        time = 1 / m.bandwidth
-        way = [Hop(self._of_host[here][0], time, m.latency), Hop(self._of_host[there][1], time, 0.0)]
+        if here == there:
+            if src == to or m.inside is None:
+                return ()
+            return _without_unlimited(_over(m.inside, self._inside[src][0], self._inside[to][1]))
+        way = _over(m.between, self._of_host[here][0], self._of_host[there][1])
         a, b = self._group.get(here), self._group.get(there)
         if a != b and a is not None and b is not None and m.uplink is not None:
-            time = 1 / m.uplink.bandwidth
-            way[1:1] = [Hop(self._of_group[a][0], time, m.uplink.latency),
-                        Hop(self._of_group[b][1], time, 0.0)]
+            way[1:1] = _over(m.uplink, self._of_group[a][0], self._of_group[b][1])
         return _without_unlimited(way)
+
+
+def _over(link: Link, outgoing: int, incoming: int) -> list[Hop]:
+    """The path over the two directions of a link."""
+    time = 1 / link.bandwidth
+    return [Hop(outgoing, time, link.latency), Hop(incoming, time, 0.0)]
 
 
 def _nothing() -> Program[None]:

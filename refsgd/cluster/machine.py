@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import wraps
 from numbers import Integral
 from typing import Any
 
 from refsgd.cluster import devices, placement, units
 from refsgd.cluster.checks import check_keys, wrong_type
-from refsgd.cluster.devices import Load, Times
+from refsgd.cluster.devices import Device, Load, Times
 from refsgd.cluster.distributions import Distribution, as_distribution, is_number
 from refsgd.cluster.links import Link
 from refsgd.cluster.placement import Groups, Hosts
@@ -278,21 +278,8 @@ class Machine:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values; `from_json` reads it back."""
-        out = asdict(self)
-        times = self.compute
-        out["compute"] = ([devices.time_json(time) for time in times] if isinstance(times, tuple)
-                          else times and devices.time_json(times))
-        out["update"] = self.update and devices.time_json(self.update)
+        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "source"}
         out["loads"] = {load.node: load.steps for load in self.loads}
-        out["bandwidth"] = None if math.isinf(self.bandwidth) else self.bandwidth
-        out["speeds"], out["server_speeds"] = list(self.speeds), list(self.server_speeds)
-        for name in ("hosts", "groups"):
-            value = getattr(self, name)
-            out[name] = value if isinstance(value, str) else [list(part) for part in value]
-        for name in ("inside", "uplink"):
-            link: Link | None = getattr(self, name)
-            out[name] = link and link.to_json()
-        del out["source"]
         return {name: value for name, value in out.items() if value or name not in LEVELS}
 
     @classmethod
@@ -340,6 +327,15 @@ class Machine:
                 (self.inside, f"inside a host {self.inside}"),
                 (self.groups, f"groups {placement.written_groups(self.groups)}, uplinks {self.uplink}"))
         return ", ".join([*parts, *(text for given, text in said if given)])
+
+
+def _plain(value: Any) -> Any:
+    """A field as JSON values."""
+    if isinstance(value, tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, Distribution | Device):
+        return devices.time_json(value)
+    return value.to_json() if isinstance(value, Link) else None if value == math.inf else value
 
 
 def _slower(link: Link | None, factor: float) -> Link | None:
