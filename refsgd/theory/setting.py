@@ -214,7 +214,7 @@ def throughput(c: Setting, step: Prediction) -> Prediction:
 
 def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Prediction]:
     """The idle share of the whole run, and its split by the terms of the iteration."""
-    busy = c.steps * iteration.mean_time(c.times)  # of each worker, in the mean
+    busy = c.steps * iteration.mean_time(c.times)  # of each worker, on average
     idle = max(1 - busy / run.value, 0.0)
 
     def share(*names: str) -> dict[str, float]:
