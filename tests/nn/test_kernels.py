@@ -180,6 +180,9 @@ def test_dropout_drops_what_the_definition_drops(layers):
 SEQUENCES = {  # steps that share memory
     "dropout after a curve": [Flatten(), Linear(20), Tanh(), Dropout(0.3)],
     "a curve after relu": [Flatten(), Linear(20), Relu(), Sigmoid(), Linear(9), Sigmoid(), Relu(), Sigmoid()],
+    "a curve after relu and flattening": [Conv(4, 3), Relu(), Flatten(), Sigmoid()],
+    "a curve after relu and dropout": [Flatten(), Linear(20), Relu(), Dropout(0.3), Sigmoid()],
+    "a curve after a sum": [Conv(4, 3, pad=1), Residual((Conv(4, 3, pad=1),)), Relu(), Sigmoid()],
     "pooling in a branch": [Conv(4, 3, pad=1), Residual((Conv(4, 3), Relu(), MaxPool()), (Conv(4, 3, 2),))],
     "flat branches": [Conv(4, 3, pad=1), Residual((Conv(4, 3), Flatten()), (Conv(4, 3), Flatten()))],
     "a flat shortcut": [Conv(4, 3, pad=1), Residual((Conv(4, 3, pad=1), Flatten()), (Flatten(),)), Relu()],

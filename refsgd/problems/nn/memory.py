@@ -107,10 +107,12 @@ class Buffer:
         self.value = Field(shape)
         self.gradient = Field(shape)
         self.wanted = wanted  # whether an earlier layer has parameters, so that the gradient is needed
+        self.masks = False  # whether the gradient of a relu is 0 where the value is 0
 
     def reshaped(self, shape: Shape) -> Buffer:
         """The same memory, which must have no border, as another shape."""
         found = Buffer(shape, self.wanted)
+        found.masks = self.masks
         found.value.of, found.gradient.of = self.value.of or self.value, self.gradient.of or self.gradient
         return found
 

@@ -118,8 +118,7 @@ class Plan:
     def _layer(self, following: list[Layer], source: Buffer) -> tuple[Buffer, int]:
         """Append the step of the first layer, fused with others if possible; returns output, layers taken."""
         layer = following[0]
-        # A sigmoid, in place, would overwrite by what relu's gradient is masked.
-        relu = following[1:2] == [Relu()] and following[2:] != [Sigmoid()]
+        relu = following[1:2] == [Relu()]
         if isinstance(layer, Residual):
             return self._residual(layer, source, relu), 1 + relu
         if isinstance(layer, Concat):
@@ -128,6 +127,8 @@ class Plan:
         if relu and isinstance(layer, Conv | Linear | BatchNorm):
             next(self._at)
         if isinstance(layer, Relu | Dropout | Sigmoid | Tanh):  # in place
+            if source.masks and isinstance(layer, Sigmoid):  # whose value at 0 is not 0
+                source = self._copied(source)
             self._append(DefinedStep(layer, source))
             return source, 1
         if isinstance(layer, Flatten):

@@ -58,6 +58,7 @@ class ProductStep(Step):
         super().__init__(source, target)
         self.conv, self.at, self.scratch = conv, at, scratch
         self.masks, self.floor = relu, RELU if relu else NO_FLOOR
+        target.masks = relu
         self.c, self.o, self.taps = source.value.shape[2], conv.channels, conv.kernel**2
         self.zeros = zeros(0 if conv.bias else self.o)
         self.zeros_at = self.zeros.ctypes.data  # asking for an address takes a microsecond
@@ -264,6 +265,7 @@ class AddStep(Step):
     def __init__(self, source: Buffer, target: Buffer, relu: bool) -> None:
         super().__init__(source, target)
         self.floor = RELU if relu else NO_FLOOR
+        target.masks = relu
 
     def forward(self, b: int, frame: Frame) -> None:
         t = self.target.value
