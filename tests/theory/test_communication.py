@@ -269,7 +269,7 @@ def test_sparse_bytes():
     (lambda: c.allreduce("ring", 0, 1, Link()), "whole number"),
     (lambda: c.sparse_gather(2, 40, Link(), 0.0), "share"),
     (lambda: c.allreduce("mystery", 2, 1, Link()), "expected one of"),
-    (lambda: c.allreduce("hierarchical", 6, 1, Link(), group=4), "full ones"),
+    (lambda: c.allreduce("torus", 6, 1, Link(), columns=4), "full ones"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

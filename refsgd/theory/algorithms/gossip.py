@@ -37,16 +37,19 @@ def _known(graph: str, graphs: Collection[str]) -> None:
         raise Uncovered(f"graph {graph!r} has no formula; expected one of {', '.join(graphs)}")
 
 
-def _joined(c: Setting, exchange: float, asks: list[bool], update: float, kind: Kind) -> Prediction:
-    """The iteration of peers that need max(T, x) if they ask, otherwise T, and then update."""
+def _asking(c: Setting, exchange: float, asks: list[bool], update: float, kind: Kind, sent: float) -> Figures:
+    """Peers whose iteration takes max(T, x) if they ask, otherwise T, and then an update."""
     each = [gossip.mean_of_longer(time, exchange) if ask and exchange else time.mean
             for time, ask in zip(c.times, asks, strict=True)]
     rates = [1 / (t + update) if t + update else math.inf for t in each]
     value, mean = c.workers / math.fsum(rates), iteration.mean_time(c.times)
-    return Prediction(value, "s", kind,
-                      {"compute E[T]": mean, "update": update, "partner": max(value - mean - update, 0.0)},
+    step = Prediction(value, "s", kind, {"compute E[T]": mean, "update": update,
+                                         "partner": max(value - mean - update, 0.0)},
                       "n / sum of rates; asking peers E[max(T, x)], asked peers E[T]", "Lian et al. 2018",
                       "asking peers do not meet at one partner")
+    run = _slowest(c, [t + update for t in each], asks, (not exchange or not c.transfer)
+                   and (not update or len(set(c.own)) == 1))
+    return figures(c, step, run, c.steps, sent, fresh()).without(RUN, "clock_gap_max", "lead_max")
 
 
 def adpsgd(c: Setting) -> Figures:
@@ -55,17 +58,14 @@ def adpsgd(c: Setting) -> Figures:
     _known(graph, ("bipartite", "bipartite-ring", "ring", "star"))
     asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
     x = 2 * (c.machine.latency + c.transfer)
-    step = _joined(c, x, asks, 0.0, "approximation" if x and sum(asks) > 1 else "exact")
-    total = 2.0 * sum(asks) * c.nbytes
-    out = figures(c, step, _slowest(c, x, asks, 0.0), c.steps, total, fresh())
-    return out.without(RUN, "clock_gap_max", "lead_max")
+    return _asking(c, x, asks, 0.0, "approximation" if x and sum(asks) > 1 else "exact",
+                   2.0 * sum(asks) * c.nbytes)
 
 
-def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Prediction:
+def _slowest(c: Setting, rounds: list[float], asks: list[bool], exact: bool) -> Prediction:
     """A run in which peers wait only for partners: E[max of sums] of T, or of max(T, x) for asking peers."""
-    sums, exact = [], True
-    for time, ask in zip(c.times, asks, strict=True):
-        each = (gossip.mean_of_longer(time, exchange) if ask and exchange else time.mean) + update
+    sums = []
+    for time, ask, each in zip(c.times, asks, rounds, strict=True):
         exact = exact and (time.family == "fixed" or each == time.mean)
         spread = time.variance * (time.mean / each) ** 2 if ask and math.isfinite(
             time.variance) and each else time.variance
@@ -77,8 +77,7 @@ def _slowest(c: Setting, exchange: float, asks: list[bool], update: float) -> Pr
                 total = Distribution("gamma", (each * c.steps, c.steps * each * each / spread))
         sums.append(total)
     end = mean_of_maximum(sums)
-    quiet = (not exchange or not c.transfer) and (not update or len(set(c.own)) == 1)
-    return Prediction(end, "s", "exact" if exact and quiet else "approximation", {"last": end},
+    return Prediction(end, "s", "exact" if exact else "approximation", {"last": end},
                       "E[max_i of the sum of steps times], asking peers E[max(T, x)]", "Lian et al. 2018")
 
 
@@ -93,10 +92,8 @@ def pair_averaging(c: Setting) -> Figures:
     rho = min(w / max(iteration.mean_time(c.times) + u, 2 * c.machine.latency + w),
               0.5) if w and c.workers > 2 else 0.0
     x = 2 * c.machine.latency + w + rho * w / (2 * (1 - rho))
-    step = _joined(c, x, asks, u, "approximation" if w or len(set(c.own)) > 1 else "exact")
-    sent = float(c.workers * c.nbytes if c.workers > 1 else 0)
-    out = figures(c, step, _slowest(c, x, asks, u), c.steps, sent, fresh())
-    return out.without(RUN, "clock_gap_max", "lead_max")
+    return _asking(c, x, asks, u, "approximation" if w or len(set(c.own)) > 1 else "exact",
+                   float(c.workers * c.nbytes if c.workers > 1 else 0))
 
 
 def hears(graph: str, n: int) -> Rounds:

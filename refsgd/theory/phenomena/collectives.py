@@ -227,20 +227,17 @@ ALLREDUCE: dict[str, Callable[[int, float, Link], Exchange]] = {
 
 
 def allreduce(collective: str, workers: int, nbytes: float, link: Link, *, rings: int | None = None,
-              columns: int | None = None, group: int | None = None) -> Exchange:
-    """An allreduce by name: a key of `ALLREDUCE`, "rings", "torus" or "hierarchical"."""
+              columns: int | None = None) -> Exchange:
+    """An allreduce by name: a key of `ALLREDUCE`, "rings" or "torus"."""
     name = collective.replace("_", "-")
     check_count("workers", workers)
-    if name in ("torus", "hierarchical"):
-        size = int((columns if name == "torus" else group) or factors(workers)[0])
-        if size < 1 or workers % size:
-            raise DomainError(f"{workers} workers in groups of {size}; the formula assumes full ones")
-        if name == "torus":
-            return torus(size, workers // size, nbytes, link)
-        return hierarchical(size, workers // size, nbytes, link, link)
+    if name == "torus":
+        x = int(columns or factors(workers)[0])
+        if x < 1 or workers % x:
+            raise DomainError(f"{workers} workers in {x} columns; the formula assumes full ones")
+        return torus(x, workers // x, nbytes, link)
     if name not in (*ALLREDUCE, "rings"):
-        known = ", ".join([*ALLREDUCE, "rings", "torus", "hierarchical"])
-        raise DomainError(f"collective {collective!r}; expected one of {known}")
+        raise DomainError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}, rings, torus")
     if workers == 1:
         return NOTHING
     if name == "rings" and not link.reduction:  # otherwise one ring, in which nothing hides the reductions

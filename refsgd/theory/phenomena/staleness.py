@@ -156,16 +156,13 @@ def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
                       bound="upper")
 
 
-def constant_delay(tau: int, curvature: float = 1.0) -> Prediction:
-    """Largest stable learning rate of x_{t+1} = x_t - lr a x_{t-tau}: 2 sin(pi / (2 (2 tau + 1))) / a.
+def constant_delay(tau: int) -> Prediction:
+    """Largest stable lr a, learning rate times curvature, of x_{t+1} = x_t - lr a x_{t-tau}.
 
     At the limit z^{tau+1} - z^tau + lr a = 0 has a root exp(i phi).  Its modulus gives lr a = 2 sin(phi/2),
-    its argument phi (tau + 1/2) = pi/2 as the smallest solution.  tau = 0: 2/a; large tau: about pi/(2 tau
-    a).
+    its argument phi (tau + 1/2) = pi/2 as the smallest solution: 2 sin(pi / (2 (2 tau + 1))).  tau = 0: 2;
+    large tau: about pi/(2 tau).
     """
-    tau, a = check_count("tau", tau, 0), float(curvature)
-    if not 0 < a < math.inf:
-        raise DomainError(f"curvature {curvature}; the formula assumes a finite number > 0")
-    value = 2 * math.sin(math.pi / (2 * (2 * tau + 1))) / a
-    return Prediction(value, "1", "exact", {"without delay": 2 / a}, "2 sin(pi/(2 (2 tau + 1))) / a",
+    value = 2 * math.sin(math.pi / (2 * (2 * check_count("tau", tau, 0) + 1)))
+    return Prediction(value, "1", "exact", {"without delay": 2.0}, "2 sin(pi/(2 (2 tau + 1)))",
                       "Levin and May 1976", "quadratic; every gradient tau updates old")
