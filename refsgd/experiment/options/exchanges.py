@@ -38,7 +38,7 @@ _REDUCED = "it has no servers: its buckets are parts, in the order in which they
 #: why an algorithm does not take an option, where the reason is not `_OWN`
 BECAUSE: dict[tuple[str, str], str] = {
     ("easgd", "overlap"): "it exchanges parameters before it computes the gradient",
-    **{("easgd", option): "it exchanges parameters, of which nothing may be left out"
+    **{("easgd", option): "it exchanges parameters, which must arrive whole"
        for option in ("compress", "feedback")},
     ("dgc", "compress"): "it compresses by its own ratio",
     ("dgc", "feedback"): "its residual is part of the algorithm",
