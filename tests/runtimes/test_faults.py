@@ -90,7 +90,7 @@ def test_amounts_and_nodes_are_checked():
     for line in ("drop server 0 to worker 0 at step 1", "drop worker 0 to worker 1 at step 1",
                  "drop worker 0 to worker 0 at step 1"):
         with pytest.raises(ValueError,
-                           match="of two nodes that lose their connection the worker ends, .* expected that one "
+                           match="if two nodes lose their connection, the worker ends, .* expected that one "
                                  "first"):
             parse([line], deployment(worker=2, server=1), 10)
     with pytest.raises(ValueError, match="one end for each node"):
