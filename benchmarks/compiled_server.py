@@ -60,15 +60,19 @@ def parameter_server(machine: Machine, workers: int, steps: int, nbytes: int, se
     if machine.colocated:
         raise ValueError("servers are colocated; expected a server with a link of its own, or the simulator")
     group = workers if synchronous else 1
-    gradients = np.empty((workers, steps))
-    for i in range(workers):
-        gradients[i] = Draws(prices.at(machine, "worker", i), seed, f"worker{i}").durations("gradient", steps)
-    updates = Draws(prices.at(machine, "server", 0), seed, "server0").durations("update", workers * steps // group)
+    gradients = np.array([_durations(machine, "worker", i, seed, "gradient", steps) for i in range(workers)])
+    updates = _durations(machine, "server", 0, seed, "update", workers * steps // group)
     byte_time = 1 / machine.bandwidth
     seconds, times, staleness = _run(gradients, updates, group, machine.latency, nbytes * byte_time,
                                      byte_time > 0, machine.duplex == "half")
     busy = float(gradients.sum()) / workers
     return Timing(seconds, times, staleness, 1 - busy / seconds if seconds else 0.0)
+
+
+def _durations(machine: Machine, role: str, rank: int, seed: int, kind: str, count: int) -> npt.NDArray[np.float64]:
+    """The first durations of a kind, as a program draws them."""
+    draws = Draws(prices.at(machine, role, rank), seed, f"{role}{rank}")
+    return np.array([draws.duration(kind) for _ in range(count)])
 
 
 @numba.njit(cache=kept())
