@@ -78,7 +78,7 @@ def test_linear_scaling_is_refused_where_no_mean_grows(name):
 @pytest.mark.parametrize(("told", "line"), [
     ({"schedule": "cosine(0)"}, "at least 1 update"), ({"schedule": "cosine(x)"}, "not understood"),
     ({"schedule": "constant()"}, "not understood"), ({"warmup": -1}, "warmup -1; expected"),
-    ({"aggregation": "sum", "scale_lr": True}, "the sum of the gradients"), ({"scale_lr": 1}, "True or False")])
+    ({"aggregation": "sum", "scale_lr": True}, "the sum of n gradients"), ({"scale_lr": 1}, "True or False")])
 def test_wrong_rates_are_refused(told, line):
     with pytest.raises(ValueError, match=line):
         prepare("bsp", **SMALL, **told)

@@ -13,7 +13,7 @@ import refsgd.testing
 from refsgd.algorithms import compression
 from refsgd.algorithms.exchange import Exchange, section
 from refsgd.experiment.options.exchanges import ANSWERED, SERVERS, TAKES, refusal
-from refsgd.runtimes import links
+from refsgd.runtimes import linked
 from refsgd.runtimes.engine import Deadlock
 from refsgd.trace import Computed, Sent
 from tests.wrong import changed
@@ -120,8 +120,8 @@ def test_a_starved_layer_is_noticed(monkeypatch):
     """A link that serves the highest layer first takes longer by hand than P3's."""
     machine = refsgd.Machine(compute="fixed(0.03)", bandwidth=1e6)
     right = run("asp", machine, workers=1, layout="layers", overlap="both", priority=True)
-    backwards = changed(links, "urgency = max(", "urgency = -max(")
-    monkeypatch.setattr(links.Linked, "post", backwards.Linked.post)
+    backwards = changed(linked, "urgency = max(", "urgency = -max(")
+    monkeypatch.setattr(linked.Linked, "post", backwards.Linked.post)
     starved = run("asp", machine, workers=1, layout="layers", overlap="both", priority=True)
     assert starved.measured["seconds"] > right.measured["seconds"]
 
