@@ -142,6 +142,41 @@ def distance(net, b, seed):
     return max(errors)
 
 
+def chain(draw, shape, most, depth=0):
+    """At most so many layers in any order, also with branches that are empty or hold branches, and the shape
+    that they give."""
+    layers = []
+    for _ in range(draw.randint(0, most)):
+        kinds = [Relu(), Tanh(), Sigmoid(), Dropout(0.3), BatchNorm(), Flatten()]
+        if len(shape) == 3:
+            conv = Conv(draw.choice([1, 3, 10, 17]), draw.choice([1, 3]), draw.choice([1, 1, 2]), draw.choice([0, 1]))
+            kinds += [conv, conv, MaxPool(), MaxPool(3, 1, 1), MaxPool(3, 2, 1), GlobalAverage()]
+        else:
+            kinds += [Linear(draw.choice([1, 5, 65]))]
+        layer = draw.choice(kinds)
+        if depth < 2 and len(shape) == 3 and draw.random() < 0.4:
+            found = [chain(draw, shape, 2, depth + 1) for _ in range(draw.randint(1, 3))]
+            fitting = [(tuple(body), end) for body, end in found if end[:2] == shape[:2]]
+            if fitting and draw.random() < 0.5:
+                layer = Concat(tuple(body for body, _ in fitting))
+            elif fitting:
+                body, end = fitting[0]
+                layer = Residual(body, (Conv(end[-1], 1),) if end != shape or draw.random() < 0.3 else ())
+        if min(shape[:2]) > 2 or not isinstance(layer, Conv | MaxPool):
+            layers, shape = [*layers, layer], layer.output_shape(shape)
+    return layers, shape
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from([2, 3, 33]), st.integers(0, 1000))
+def test_kernels_of_layers_in_any_order(draw, b, seed):
+    shape = (draw.randint(4, 9), draw.randint(4, 9), draw.randint(1, 3))
+    layers, _ = chain(draw, shape, 6)
+    last = draw.choice([[], [Flatten()], [Tanh()], [Sigmoid(), Flatten()]])
+    net = Net("drawn", [*layers, Flatten(), Linear(5), *last], shape)
+    assert any(distance(net, b, seed + k) < 3e-5 for k in range(4)), layers
+
+
 def test_batch_norm_of_features():
     """Over some hundred images: over two, normalised features are +-1 and rounding is all that is left of
     the gradient."""

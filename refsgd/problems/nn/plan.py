@@ -38,6 +38,7 @@ from refsgd.problems.nn.steps import (
     DefinedStep,
     MaxPoolStep,
     ProductStep,
+    ReluStep,
     Step,
 )
 
@@ -126,7 +127,10 @@ class Plan:
         at, shape = next(self._at), layer.output_shape(source.shape)
         if relu and isinstance(layer, Conv | Linear | BatchNorm):
             next(self._at)
-        if isinstance(layer, Relu | Dropout | Sigmoid | Tanh):  # in place
+        if isinstance(layer, Relu):
+            self._append(ReluStep(source))
+            return source, 1
+        if isinstance(layer, Dropout | Sigmoid | Tanh):  # in place
             if source.masks and isinstance(layer, Sigmoid):  # whose value at 0 is not 0
                 source = self._copied(source)
             self._append(DefinedStep(layer, source))
@@ -160,8 +164,9 @@ class Plan:
     def _residual(self, layer: Residual, source: Buffer, relu: bool) -> Buffer:
         before = len(self.steps)
         y = self._chain(layer.body, source, branch=True, accumulate=True)
-        last = self.steps[-1]
-        if last.masks or last.target is not y or len(self.steps) - before < 2:
+        if y is source:
+            y = self._copied(source, accumulate=True)
+        elif self.steps[-1].masks or self.steps[-1].target is not y or len(self.steps) - before < 2:
             y = self._copied(y)  # a step that cannot share its gradient with the shortcut
         z = self._chain(layer.shortcut, source, branch=True) if layer.shortcut else source
         last = self.steps[-1]
@@ -172,6 +177,7 @@ class Plan:
             # Both terms of a sum have its gradient, so body and shortcut share one field.
             z.gradient.need(y.gradient.pad)
             y.gradient = z.gradient
+        y.wanted = y.wanted or z.wanted
         self._append(AddStep(z, y, relu))
         return y
 
@@ -181,14 +187,16 @@ class Plan:
         return target
 
     def _concat(self, layer: Concat, source: Buffer) -> Buffer:
-        ends = []
-        for k, branch in enumerate(layer.branches):
-            ends.append(self._chain(branch, source, branch=True, accumulate=k < len(layer.branches) - 1))
+        # The backward pass begins with the copies, the last branch first: the first to write the source's
+        # gradient sets it, the others add to it.
+        order = sorted(range(len(layer.branches)), key=lambda k: (not layer.branches[k], k))
+        ends = [self._chain(branch, source, branch=True, accumulate=k != order[-1])
+                for k, branch in enumerate(layer.branches)]
         next(self._at)
         target = self._buffer(Buffer((*ends[0].shape[:-1], sum(end.shape[-1] for end in ends))))
         first = 0
-        for end in ends:
-            self._append(CopyStep(end, target, first))
+        for k, end in enumerate(ends):
+            self._append(CopyStep(end, target, first), accumulate=end is source and k != order[-1])
             first += end.shape[-1]
         return target
 

@@ -280,10 +280,25 @@ class AddStep(Step):
             d.images(b)[...] = t.images(b)
 
 
-class DefinedStep(Step):
-    """A layer without parameters that keeps the shape, in place, by its definition in numpy.
+class ReluStep(Step):
+    """A relu that no product, norm or sum includes, in place: later steps in place leave its zeros."""
 
-    So are activations computed that no product or norm includes, and dropout: they take little of a net's
+    masks = True
+
+    def __init__(self, buffer: Buffer) -> None:
+        super().__init__(buffer, buffer)
+        buffer.masks = True
+
+    def forward(self, b: int, frame: Frame) -> None:
+        x = self.target.value.images(b)
+        np.maximum(x, 0, out=x)
+
+    def backward(self, b: int, frame: Frame) -> None:
+        np.copyto(self.target.gradient.images(b), 0, where=~(self.target.value.images(b) > 0))
+
+
+class DefinedStep(Step):
+    """A smooth activation or dropout, in place, by its definition in numpy: they take little of a net's
     time."""
 
     masks = True
