@@ -49,8 +49,8 @@ def imported(text: str) -> Any:
                     + ", ".join(CATALOGUE))
     try:
         path = os.path.realpath(place)
-        # as Python does for a program: what it imports may lie beside it
-        sys.path.insert(0, os.path.dirname(path))
+        if (folder := os.path.dirname(path)) not in sys.path:
+            sys.path.insert(0, folder)  # as Python does for a program, which may import what lies beside it
         module = (_run(path, Path(path).read_bytes()) if place.endswith(".py")
                   else importlib.import_module(place))
     except (ImportError, OSError) as error:
