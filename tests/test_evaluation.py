@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from refsgd import run
+from refsgd import Result, run
+from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import parameters_sha256
 from refsgd.problems import quadratic
 
@@ -29,6 +30,19 @@ def test_a_problem_is_evaluated_no_more_often_than_is_said():
         seen.clear()
         run("bsp", counted, workers=2, steps=40, evaluations=evaluations)
         assert 1 <= len(seen) <= most
+
+
+@pytest.mark.parametrize("look", [
+    lambda result: result.predicted["seconds"], lambda result: result.to_json(), lambda result: list(result.predicted)])
+def test_a_run_is_predicted_once_and_when_somebody_asks(look, monkeypatch):
+    """A prediction may take a second; the run, its summary and its table of measurements do not wait for it."""
+    asked, right = [], Experiment.predictions
+    monkeypatch.setattr(Experiment, "predictions", lambda self: asked.append(self.name) or right(self))
+    result = run("ssp", data="quadratic", workers=2, steps=4)
+    assert result.summary() and not asked
+    for _ in range(2):
+        look(result)
+    assert asked == ["ssp"] and Result.from_json(result.to_json()).predicted == result.predicted != {}
 
 
 @pytest.mark.parametrize("evaluations", [-1, 2.5, None])

@@ -190,7 +190,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *,
     rows = []
     for experiment in experiments:
         step(f"{experiment.name}: simulating")
-        predicted = {name: p.to_json() for name, p in experiment.predictions().items()}
+        predicted = experiment.predicted()
         measured = None
         try:
             simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))

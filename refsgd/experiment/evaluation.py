@@ -19,6 +19,7 @@ from refsgd.experiment.options.exchanges import largest_server
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import (
     Result,
+    WhenAsked,
     average,
     final_parameters,
     parameters_sha256,
@@ -103,7 +104,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     return Result(
         experiment.name, experiment.told, problem.describe, experiment.machine, runtime,
         experiment.workers, len(servers_of_run), experiment.steps,
-        experiment.seed, measured, {name: p.to_json() for name, p in experiment.predictions().items()},
+        experiment.seed, measured, WhenAsked(experiment.predicted),
         rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),
         trace, x, experiment.deploy)
 

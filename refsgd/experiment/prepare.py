@@ -196,6 +196,10 @@ class Experiment:
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
         return memory.with_sizes(self, found)
 
+    def predicted(self) -> dict[str, Any]:
+        """The predictions as JSON values."""
+        return {name: p.to_json() for name, p in self.predictions().items()}
+
     @property
     def largest_message(self) -> int:
         """An upper bound on the payload bytes of a message: vectors of every node, a margin, activations."""

@@ -6,8 +6,9 @@ import hashlib
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,29 @@ def final_parameters(run: Run) -> Array:
     return average(workers)
 
 
+class WhenAsked(Mapping[str, Any]):
+    """A mapping that is computed when somebody looks into it: a prediction may take a second."""
+
+    def __init__(self, compute: Callable[[], Mapping[str, Any]]) -> None:
+        self._compute = compute
+
+    @cached_property
+    def _values(self) -> Mapping[str, Any]:
+        return self._compute()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of one run.
@@ -140,8 +164,9 @@ class Result:
     measured : dict
         Metrics of the trace: seconds (virtual in the simulator, wall-clock otherwise), bytes, staleness,
         idleness.
-    predicted : dict
-        The same keys where a formula exists, each with value, kind, terms and the formula.
+    predicted : mapping
+        The same keys where there is a prediction, each with value, kind, terms and the formula; computed when
+        first looked at.
     history : list of [seconds, updates, images, loss, test accuracy]
     accuracy : dict
         "train" and "test", in [0, 1]; empty where the problem has no classes.
@@ -166,7 +191,7 @@ class Result:
     steps: int
     seed: int
     measured: dict[str, Any]
-    predicted: dict[str, Any]
+    predicted: Mapping[str, Any]
     history: list[list[float]]
     accuracy: dict[str, float]
     loss: float
@@ -183,7 +208,7 @@ class Result:
         for f in fields(self):
             if f.name in SCHEMA:
                 out[f.name] = getattr(self, f.name)
-        out["machine"] = self.machine.to_json()
+        out |= {"machine": self.machine.to_json(), "predicted": dict(self.predicted)}
         return out
 
     def to_json(self) -> str:
