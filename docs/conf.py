@@ -11,6 +11,8 @@ sys.path[:0] = [str(DOCS / "_ext"), str(ROOT)]
 # Notebooks' kernels are processes of their own: they find the same checkout.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+# Their kernel does not warn that it speaks to this process without encryption (docs/kernels).
+os.environ["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(DOCS), os.environ.get("JUPYTER_PATH", "")]))
 # Whatever the caller plots with, cells of pages show their pictures.
 os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
 

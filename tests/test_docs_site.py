@@ -2,6 +2,7 @@
 right."""
 
 import ast
+import inspect
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import build_parser, parsed
 from refsgd.experiment.options.exchanges import refusal
@@ -167,6 +169,37 @@ def test_pages_have_their_pictures_whatever_backend_the_caller_sets(tmp_path):
                        "-D", "bibtex_bibfiles=")
     assert not code, said
     assert re.search(r'<img [^>]*alt="A line that rises\."', (tmp_path / "out" / "index.html").read_text())
+
+
+def test_continuous_integration_builds_the_site_as_the_readme_says():
+    build, = re.findall(r"&& (sphinx-build [^`]*)`", (ROOT / "README.md").read_text())
+    lines = [line.strip().removeprefix("time ") for line in (ROOT / ".ci" / "run").read_text().splitlines()]
+    assert build == "sphinx-build -b html docs site"
+    assert [line for line in lines if line.split(" 2> ")[0] == build], "expected the README's line in .ci/run"
+
+
+class Source:
+    """A default as Sphinx's autodoc puts it into a signature: its text."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __repr__(self):
+        return repr(self.value)
+
+
+@pytest.mark.parametrize(("name", "data"), [("allreduce", "quadratic"), ("ssp", "quadratic"), ("gpipe", "digits")])
+def test_a_run_is_the_same_after_a_documentation_tool_replaced_the_signature(name, data, monkeypatch):
+    """Pages train in the process that documents: `autodoc_preserve_defaults` changes the functions that run."""
+    def run():
+        return refsgd.run(name, data=data, workers=2, steps=2).schedule_sha256
+
+    function, before = CATALOGUE[name], run()
+    signature = inspect.signature(function)
+    quoted = [p if p.default is p.empty else p.replace(default=Source(p.default)) for p in signature.parameters.values()]
+    monkeypatch.setattr(function, "__signature__", signature.replace(parameters=quoted), raising=False)
+    assert any(isinstance(p.default, Source) for p in inspect.signature(function).parameters.values())
+    assert run() == before
 
 
 def test_the_first_use_of_a_word_leads_to_the_glossary():

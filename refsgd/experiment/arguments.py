@@ -27,9 +27,12 @@ class Usage(ValueError):
 
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
-    """The algorithm's own options: keyword-only parameters of its deployment function, types resolved."""
-    hints = typing.get_type_hints(function)
-    return {name: p.replace(annotation=hints.get(name, p.annotation))
+    """The algorithm's own options: keyword-only parameters of its deployment function, types resolved.
+
+    Defaults are those with which Python calls it: documentation tools put text into its ``__signature__``.
+    """
+    hints, defaults = typing.get_type_hints(function), getattr(function, "__kwdefaults__", None) or {}
+    return {name: p.replace(annotation=hints.get(name, p.annotation), default=defaults.get(name, p.default))
             for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from refsgd.effects import Deployment
+from refsgd.experiment.arguments import options_of
 from refsgd.problems import Problem
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def staged(function: Callable[..., Deployment], options: Mapping[str, Any]) -> bool:
     """Whether a deployment function makes workers the stages of a pipeline."""
-    taken = inspect.signature(function).parameters
+    taken = options_of(function)
     return "stages" in taken and (taken["stages"].default is None or options.get("stages", 1) != 1)
 
 
