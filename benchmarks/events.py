@@ -33,6 +33,7 @@ from refsgd.experiment.prepare import prepare
 from refsgd.problems.shapes import shape_only
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Computed, Event, Marked, Received, Sent
+from refsgd.trace.schema import json_text
 
 RESULTS = Path(__file__).parent / "results"
 WORKERS = (10, 30, 100, 300, 1000, 3000)
@@ -249,7 +250,7 @@ def main() -> None:
         print("worker iterations/s: " + ", ".join(
             f"{name} {rate:,.0f} ({rate / found['simpy'].get('simpy', math.nan):.2f})"
             for name, rate in found["simpy"].items()))
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    path.write_text(json_text(found) + "\n")
     path.with_suffix(".txt").write_text(table(found))
 
 

@@ -38,6 +38,7 @@ from refsgd.effects import Mark, Node, Program
 from refsgd.experiment.prepare import prepare
 from refsgd.problems.nn import nets
 from refsgd.runtimes.processes import local
+from refsgd.trace.schema import json_text
 
 WORKERS, BATCH, BUCKET = 2, 32, 1 << 20
 NETS = {"shallow": ("mnist", 120), "resnet18:16": ("cifar10", 20)}  #: data, and iterations of a measurement
@@ -199,7 +200,7 @@ def main() -> None:
     for net in args.nets.split(","):
         rows[net] = measure(net, args.only, args.rounds, args.patience, "gloo" not in skipped)
     results = {"machine": machine(), "rows": [rows[net] for net in NETS if net in rows]}
-    args.results.write_text(json.dumps(results, indent=1) + "\n")
+    args.results.write_text(json_text(results) + "\n")
     text = table(results)
     args.results.with_suffix(".txt").write_text(text)
     print(text)

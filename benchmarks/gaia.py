@@ -17,6 +17,7 @@ from typing import Any
 import refsgd
 from benchmarks.studies.study import interval
 from refsgd import Machine
+from refsgd.trace.schema import json_text
 
 RESULTS = Path(__file__).parent / "results" / "gaia.json"
 #: the preset wan-6x4 at the bandwidth that suits a net of 40 kB, with 20 ms between sites
@@ -74,7 +75,7 @@ def load() -> dict[str, list[dict[str, float]]]:
 def main() -> int:
     """Run all, write them down, and print the table."""
     found = {name: [trained(name, seed) for seed in SEEDS] for name in RUNS}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS.write_text(json_text(found) + "\n")
     print(table(found))
     return 0
 

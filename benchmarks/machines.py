@@ -26,6 +26,7 @@ from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems.shapes import shape_only
 from refsgd.trace import Computed, Trace
+from refsgd.trace.schema import json_text
 
 RESULTS = Path(__file__).parent / "results" / "machines.json"
 D = 1200  # parameters: 4,800 bytes
@@ -296,8 +297,8 @@ def load(results: Path = RESULTS) -> list[Row]:
 
 def write(results: Path, found: Iterable[Row]) -> None:
     """Keep rows in a file."""
-    text = ",\n".join(json.dumps(astuple(row)) for row in found)
-    results.write_text(f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"rows": [\n{text}]}}\n')
+    text = ",\n".join(json_text(astuple(row), indent=None) for row in found)
+    results.write_text(f'{{"columns": {json_text([f.name for f in fields(Row)], indent=None)},\n"rows": [\n{text}]}}\n')
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from benchmarks import torch_twin
 from benchmarks.parallel import Parallel
 from benchmarks.quiet import interleaved
 from refsgd.problems.nn import nets
+from refsgd.trace.schema import json_text
 
 NETS = ("tiny", "shallow", "resnet18:16", "inception:16", "vgg16", "resnet18")
 # What the goals ask for at least: ours / PyTorch's best; with vectors of 4 lanes, 0.9 suffices.
@@ -247,7 +248,7 @@ def write(folder: Path, result: dict[str, Any]) -> None:
             "sgemm_gflops": before["sgemm_gflops"] | result["sgemm_gflops"],
         }
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json_text(result) + "\n")
     lines = [
         f"{result['unit']}, {result['clock']} time; foreign: cores that other programs kept busy meanwhile",
         ", ".join(f"{key} {value}" for key, value in result["machine"].items()),

@@ -43,6 +43,7 @@ from benchmarks.quiet import Foreign, wait_until_quiet
 from refsgd import collectives
 from refsgd.effects import Compute, Deployment, Mark, Node, Recv, Send
 from refsgd.runtimes.processes import local as processes
+from refsgd.trace.schema import json_text
 
 SIZES = {"4 kB": 1024, "100 kB": 25_600, "1 MB": 262_144, "10 MB": 2_621_440}
 MODELS = {"1.7 MB": 431_080, "45 MB": 11_250_000}
@@ -490,11 +491,11 @@ def main() -> None:
             rows[kind, n, size] = {"kind": kind, "n": n, "size": size, "medians": medians,
                                    "ratios": ratios(kind, size, medians),
                                    "foreign_cores": round(foreign, 2), "rounds": args.rounds}
-            print(json.dumps(rows[kind, n, size]), flush=True)
+            print(json_text(rows[kind, n, size], indent=None), flush=True)
     results = {"machine": machine(), "skipped": skipped,
                "rows": [rows[key]
                         for key in sorted(rows, key=lambda k: (k[0], k[1], [*SIZES, *MODELS].index(k[2])))]}
-    args.results.write_text(json.dumps(results, indent=1) + "\n")
+    args.results.write_text(json_text(results) + "\n")
     text = table(results)
     args.results.with_suffix(".txt").write_text(text)
     plot(results, args.results.with_suffix(".png"))

@@ -36,6 +36,7 @@ from refsgd.problems.chain import Block
 from refsgd.problems.shapes import shape_only
 from refsgd.theory import ALGORITHMS
 from refsgd.trace import Computed, Trace
+from refsgd.trace.schema import json_text
 
 RESULTS = Path(__file__).parent / "results" / "validation.json"
 DOCS = Path(__file__).parent.parent / "docs"
@@ -351,16 +352,16 @@ def save(grid: Iterable[Row] = (), paced: Iterable[dict[str, Any]] = ()) -> None
         labels, known = {r.label for r in new}, {_machine(r) for r in runs}
         rows = in_order([r for r in found["grid"] if r.label not in labels] + new)
         kept = sorted([r for r in found["paced"] if _machine(r) not in known] + runs, key=_machine)
-        text = ",\n".join(json.dumps(astuple(r)) for r in rows)
+        text = ",\n".join(json_text(astuple(r), indent=None) for r in rows)
         RESULTS.write_text(
-            f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"grid": [\n{text}],\n"paced": '
-            f'{json.dumps(kept, indent=1)}}}\n')
+            f'{{"columns": {json_text([f.name for f in fields(Row)], indent=None)},\n"grid": [\n{text}],\n"paced": '
+            f'{json_text(kept)}}}\n')
     finally:
         os.close(directory)
 
 
 def _machine(run: dict[str, Any]) -> str:
-    return json.dumps([run[k] for k in ("algorithm", "options", "law", "latency", "bandwidth")])
+    return json_text([run[k] for k in ("algorithm", "options", "law", "latency", "bandwidth")], indent=None)
 
 
 def percent(value: float) -> str:

@@ -33,7 +33,7 @@ ARROWS = {
     "experiment": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "theory", "display", "__version__"},
     "testing": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "experiment", "display"},
 }
-FREE = {"cli", "__init__"}
+FREE = {"cli", "__init__", "__main__"}
 #: files that are a piece of an algorithm, with the file that has its facts and references
 PIECES = {"blocks": "strads", "mirrors": "approximate", "portions": "sandblaster", "vector_shards": "sandblaster",
           "ssp_gate": "ssp"}
@@ -145,6 +145,7 @@ def test_files_and_functions_are_short():
                  if (lines := len(code.intersection(range(node.lineno, node.end_lineno + 1)))) > 50]
     assert long == []
     entries = [p.name for p in ROOT.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()]
+    entries.remove("__main__.py")  # no part of the library: `python -m refsgd` needs it
     assert len(entries) <= 13
 
 

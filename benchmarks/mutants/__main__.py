@@ -136,7 +136,7 @@ def main() -> None:
         out.write_text(
             f"# Mutants\n\n`python -m benchmarks.mutants --number {arguments.number} --seed "
             f"{arguments.seed}`: " + text)
-        out.with_suffix(".json").write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+        out.with_suffix(".json").write_text("[\n" + ",\n".join(json.dumps(row, allow_nan=False) for row in rows) + "\n]\n")
 
 
 if __name__ == "__main__":

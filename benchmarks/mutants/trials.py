@@ -59,10 +59,10 @@ def perform(task: Callable[[Callable[[Any], None]], None], told: Path) -> None:
         for descriptor in range(3):
             os.dup2(null, descriptor)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        task(lambda value: told.write_text(json.dumps(value)) and None)
+        task(lambda value: told.write_text(json.dumps(value, allow_nan=False)) and None)
         code = 0
     except BaseException:
-        told.write_text(json.dumps(["", traceback.format_exc()]))
+        told.write_text(json.dumps(["", traceback.format_exc()], allow_nan=False))
     finally:
         os._exit(code)
 
@@ -151,7 +151,7 @@ class Trials:
                 raise RuntimeError(f"{path} ended with {status}: {told}")
             print(f"{path.relative_to(ROOT)}: {len(told)} tests mapped", file=sys.stderr, flush=True)
             known[of[path]] = told
-            self.known.write_text(json.dumps(known))
+            self.known.write_text(json.dumps(known, allow_nan=False))
         return {name: entry for digest in of.values() for name, entry in known[digest].items() if entry}
 
     def baseline(self, items: list[Any]) -> Callable[[Callable[[Any], None]], None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -13,8 +14,7 @@ from benchmarks.studies.lab import cache_folder
 from benchmarks.studies.report import markdown, picture, tables
 from refsgd.cli import carry_out
 from refsgd.cli.options import Parser
-from refsgd.cli.outputs import PIPE, progress, width, write, writing
-from refsgd.display import plots
+from refsgd.cli.outputs import PIPE, deliver, progress, width
 from refsgd.experiment.prepare import Usage
 
 
@@ -51,20 +51,20 @@ def do(args: argparse.Namespace) -> None:
     with progress(args.quiet or args.json == "-", 100) as say:
         study = perform(args.name, Lab(args.quick, args.seed, None if args.no_cache else cache_folder(), say),
                         parts)
-    if args.json != "-":
+
+    def talk() -> None:
         console = Console(width=width() or PIPE)
         for table in tables(study):
             console.print(table)
-    write(args.json, study.to_json())
+
+    files: list[tuple[str, Callable[[], Any]]] = [(args.json, study.to_json)]
     if args.output:
-        folder = Path(args.output)
-        folder.mkdir(parents=True, exist_ok=True)
-        write(str(folder / f"{study.name}.json"), study.to_json())
-        write(str(folder / f"{study.name}.md"), markdown(study))
-        for part in study.parts:
-            if part.panels:
-                with writing(str(folder / f"{study.name}-{part.key}.png")) as temporary:
-                    plots.save(picture(part), temporary)
+        place = Path(args.output) / study.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        files += [(f"{place}.json", study.to_json), (f"{place}.md", lambda: markdown(study))]
+        files += [(f"{place}-{part.key}.png", lambda part=part: picture(part))
+                  for part in study.parts if part.panels]
+    deliver(files, talk)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from refsgd.experiment.run import run
 from refsgd.problems.data.sets import user_cache
 from refsgd.problems.nn.kernel_cache import can_write
 from refsgd.runtimes.fork import can_fork
+from refsgd.trace.schema import json_text
 
 Look = Callable[[Result], dict[str, Any]]
 Curve = list[tuple[float, float]]  #: test accuracy over the share of a run's updates
@@ -101,7 +102,7 @@ class Trial:
         algorithm = self.algorithm if isinstance(self.algorithm,
                                                  str) else inspect.getsource(
                                                      inspect.getmodule(self.algorithm) or self.algorithm)
-        text = json.dumps([algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
+        text = json_text([algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def perform(self) -> str:
@@ -109,9 +110,9 @@ class Trial:
         try:
             result = run(self.algorithm, runtime=self.runtime, **{"evaluations": 0, **self.arguments})
         except FloatingPointError as error:  # diverged: itself a finding
-            return json.dumps({"result": None, "looked": {}, "failed": str(error)})
-        return json.dumps({"result": result.to_dict(), "looked": self.look(result) if self.look else {},
-                           "failed": ""})
+            return json_text({"result": None, "looked": {}, "failed": str(error)}, indent=None)
+        return json_text({"result": result.to_dict(), "looked": self.look(result) if self.look else {},
+                           "failed": ""}, indent=None)
 
 
 @functools.cache
@@ -236,7 +237,7 @@ def _perform_keyed(keyed: tuple[str, Trial]) -> tuple[str, str]:
 def _seen(text: str | None) -> Seen:
     assert text is not None
     data = json.loads(text)
-    result = None if data["result"] is None else Result.from_json(json.dumps(data["result"]))
+    result = None if data["result"] is None else Result.from_json(json_text(data["result"], indent=None))
     return Seen(result, data["looked"], data["failed"])
 
 

@@ -3,7 +3,6 @@ pictures as data."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +12,8 @@ import numpy as np
 
 # scipy.special is loaded when it is asked for; scipy.stats would cost every command half a second
 import scipy
+
+from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:
     from benchmarks.studies.lab import Lab
@@ -133,10 +134,9 @@ class Study:
                   "claims": [c._asdict() for c in part.claims],
                   "panels": [p._asdict() for p in part.panels],
                   "grids": [grid._asdict() for grid in part.grids]} for part in self.parts]
-        return json.dumps({"refsgd": __version__, "format": FORMAT, "study": self.name,
+        return json_text({"refsgd": __version__, "format": FORMAT, "study": self.name,
                            "document": self.document,
-                           "quick": self.quick, "seed": self.seed, "learn": self.learn, "parts": parts},
-                           indent=1)
+                           "quick": self.quick, "seed": self.seed, "learn": self.learn, "parts": parts})
 
 
 class Document(NamedTuple):

@@ -6,8 +6,10 @@ A command's docstring is its help; `options` adds its options, and `do` does its
 from __future__ import annotations
 
 import argparse
+import errno
 import functools
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -29,10 +31,11 @@ from refsgd.cli import (
     step,
 )
 from refsgd.cli.options import Parser, as_meant, each_algorithm, of_algorithm
-from refsgd.cli.outputs import check_outputs
+from refsgd.cli.outputs import check_outputs, failure, standard_streams
 from refsgd.experiment.functions import is_place
 from refsgd.experiment.prepare import Usage
 
+CLOSED_PIPE = 141  #: the exit code after SIGPIPE in a shell, 128 + 13
 #: each command, and whether it has a parser for every algorithm
 COMMANDS: dict[str, tuple[ModuleType, bool]] = {
     "compare": (compare, False), "run": (run, True), "predict": (predict, True), "step": (step, True),
@@ -61,7 +64,10 @@ def build_parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit code: 0 success, 1 failure, 2 usage error, 130 interrupted."""
+    """Run a command and return the exit code.
+
+    0 done, 1 failed, 2 usage error, 130 interrupted, 141 done, but the reader of standard output ended early.
+    """
     return carry_out(lambda: parsed(as_meant(sys.argv[1:] if arguments is None else arguments)))
 
 
@@ -76,7 +82,24 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
 
 
 def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
-    """Parse and execute a command, print errors as one line, and return the exit code."""
+    """Parse and execute a command, print errors as one line, and return the exit code.
+
+    That of a command that did all its work also tells whether standard output could be written.
+    """
+    with standard_streams(), warnings.catch_warnings():
+        if any(option.startswith("error") for option in sys.warnoptions):
+            warnings.simplefilter("default")  # a warning ends no run before its files are written
+        code, error = _carried_out(parse), failure()
+        if code or error is None:
+            return code
+        if error.errno == errno.EPIPE:
+            return CLOSED_PIPE
+        sys.stderr.write(f"refsgd: standard output could not be written ({error.strerror}); files that were "
+                         "asked for are complete\n")
+        return 1
+
+
+def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
     from refsgd.problems.data import DataError
 
     try:
@@ -86,14 +109,24 @@ def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
         check_outputs(args)
         args.do(args)
         return 0
-    except SystemExit as stop:
-        return int(stop.code or 0)
+    except SystemExit as stop:  # of argparse, or of a user's module
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        sys.stderr.write(f"refsgd: {stop.code}\n")
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("refsgd: interrupted; all processes ended\n")
         return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
-    except (DataError, RuntimeError, ArithmeticError, ValueError, OSError, AssertionError) as error:
-        sys.stderr.write(", ".join([f"refsgd: {error}", *getattr(error, "__notes__", ())]) + "\n")
+    except Exception as error:
+        known = (DataError, RuntimeError, ArithmeticError, ValueError, OSError, AssertionError, Warning)
+        said = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}{_place(error)}"
+        sys.stderr.write(", ".join([f"refsgd: {said}", *getattr(error, "__notes__", ())]) + "\n")
         return 2 if isinstance(error, Usage) else 1
+
+
+def _place(error: Exception) -> str:
+    """The line at which an error was raised that no part of the library expects."""
+    if sys.flags.dev_mode:
+        raise error
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    return f" ({frame.filename}:{frame.lineno}; `python -X dev -m refsgd ...` shows the calls that led there)"

@@ -18,7 +18,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from refsgd.cli.options import links_and_speeds, machine_of, number, typed, with_unit
-from refsgd.cli.outputs import width, write
+from refsgd.cli.outputs import deliver, width
 from refsgd.cluster.devices import written
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
@@ -164,9 +164,8 @@ def do(args: argparse.Namespace) -> None:
                        net=f"{args.net}@{args.image.replace(',', 'x')}" if args.net else "")
     finally:
         late.cancel()
-    write(args.json, found.to_json())
-    if args.json != "-":
-        _show(found, args, f"{model}; {counted(args.workers, 'worker')}, batch {args.batch}; {found.machine}")
+    asked = f"{model}; {counted(args.workers, 'worker')}, batch {args.batch}; {found.machine}"
+    deliver([(args.json, found.to_json)], lambda: _show(found, args, asked))
 
 
 def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:

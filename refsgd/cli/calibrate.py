@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import warnings
 
-from refsgd.cli.outputs import write
+from refsgd.cli.outputs import deliver
 from refsgd.experiment.options.problems import check_net
 from refsgd.experiment.prepare import Usage
 
@@ -37,6 +37,4 @@ def do(args: argparse.Namespace) -> None:
     found = calibrate(nets, [int(b) for b in batches])
     if found.doubt:
         warnings.warn(found.doubt, stacklevel=2)
-    if args.written != "-":
-        print(found.summary())
-    write(args.written, found.to_json())
+    deliver([(args.written, found.to_json)], lambda: print(found.summary()))

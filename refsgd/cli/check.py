@@ -16,7 +16,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.codecs import Rule
 from refsgd.algorithms.compression import Codec
 from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, own_options
-from refsgd.cli.outputs import check_outputs, tell, write
+from refsgd.cli.outputs import check_outputs, deliver, tell
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, catalogued
 from refsgd.experiment.functions import imported
@@ -95,11 +95,8 @@ def grade(args: argparse.Namespace) -> None:
              for text in (name, value)] + [text for m in args.forbid or () for text in ("--forbid", m)]
     found = grading.grade([*more, "--seconds", str(args.seconds), args.target, *args.own], args.target,
                           args.algorithm, args.seconds)
-    if args.json != "-":
-        tell(grades.as_text(found), 5)
-    write(args.json, grades.as_json(found))
-    write(args.html, grades.as_html(found))
-    write(args.gradescope, grades.as_gradescope(found))
+    deliver([(args.json, lambda: grades.as_json(found)), (args.html, lambda: grades.as_html(found)),
+             (args.gradescope, lambda: grades.as_gradescope(found))], lambda: tell(grades.as_text(found), 5))
     if found["score"] < found["max_score"]:
         raise RuntimeError(f"{found['score']} of {found['max_score']} points; expected all")
 

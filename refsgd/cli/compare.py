@@ -16,6 +16,8 @@ from refsgd.experiment.compare import DEFAULT_ALGORITHMS, compare
 from refsgd.experiment.options.problems import DEFAULT_DATA
 from refsgd.experiment.prepare import Usage
 
+PICTURE = "refsgd-compare.png"
+
 
 def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
@@ -25,7 +27,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")
     p.add_argument("--no-hard", action="store_true",
                    help="leave out the second panel (8 workers, shards by label, simulated)")
-    common(p, "processes")
+    common(p, "processes", PICTURE)
     p.set_defaults(runtime=None)  # processes if the system can fork
 
 
@@ -39,7 +41,7 @@ def do(args: argparse.Namespace) -> None:
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
     arguments, printed = arguments_of(args), args.json != "-"
-    args.plot = args.plot or ("refsgd-compare.png" if printed else None)
+    args.plot = args.plot or (PICTURE if printed else None)
     args.json = args.json or "refsgd-compare.json"
     outputs.check_outputs(args)
     outputs.compile_kernels(args.data, args.net, args.quiet)
@@ -47,14 +49,15 @@ def do(args: argparse.Namespace) -> None:
         comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}},
                              progress=say, say=outputs.notice(args.quiet),
                              hard=not args.no_hard and args.data in (None, DEFAULT_DATA), **arguments)
-    if printed:
+
+    def talk() -> None:
         from rich.console import Console
 
         wide = outputs.width() or outputs.PIPE
         Console(width=wide, markup=False).print(comparison_table(comparison, wide))
         for sentence in sentences(comparison):
             outputs.tell(sentence, 2)
-    outputs.draw(args.plot, "comparison", comparison)
-    outputs.write(args.json, comparison.to_json())
-    if printed:
         print(f"picture: {args.plot}   figures: {args.json}")
+
+    outputs.deliver([(args.json, comparison.to_json),
+                     (args.plot, lambda: outputs.figure("comparison", comparison))], talk)

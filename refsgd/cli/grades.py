@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-import json
 from typing import Any
+
+from refsgd.trace.schema import json_text
 
 Grade = dict[str, Any]
 
@@ -35,7 +36,7 @@ def as_text(grade: Grade) -> str:
 def as_json(grade: Grade) -> str:
     """The grade without the pages of its schedules."""
     rows = [{key: value for key, value in row.items() if key != "page"} for row in grade["properties"]]
-    return json.dumps(grade | {"properties": rows}, indent=1, ensure_ascii=False)
+    return json_text(grade | {"properties": rows})
 
 
 def as_gradescope(grade: Grade) -> str:
@@ -44,10 +45,10 @@ def as_gradescope(grade: Grade) -> str:
               "status": "failed" if row["passed"] is False else "passed", "visibility": "visible",
               "output_format": "text", "output": "\n".join(filter(None, (row["text"], row["details"])))}
              for row in grade["properties"]]
-    return json.dumps({"score": grade["score"], "execution_time": round(grade["seconds"]),
+    return json_text({"score": grade["score"], "execution_time": round(grade["seconds"]),
                        "visibility": "visible", "stdout_visibility": "hidden",
                        "output": f"refsgd check: {grade['score']} of {grade['max_score']} points",
-                       "tests": tests}, indent=1, ensure_ascii=False)
+                       "tests": tests})
 
 
 def as_html(grade: Grade) -> str:

@@ -27,6 +27,7 @@ from refsgd.display.player.listing import title
 from refsgd.experiment.prepare import Usage
 from refsgd.testing.comparison import names_of
 from refsgd.testing.findings import Finding
+from refsgd.trace.schema import json_text
 
 MEMORY = 1 << 30  #: bytes of a submission's address space
 OUTPUT = 16 << 20  #: bytes of any file that it writes, its standard output included
@@ -115,7 +116,7 @@ def inside(args: Any, load: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
         def say(finding: Finding, page: str = "") -> None:
             line = {"name": finding.name, "held": finding.held, "text": finding.text,
                     "schedule": finding.schedule, "page": page}
-            stream.write(json.dumps(line) + "\n")
+            stream.write(json_text(line, indent=None) + "\n")
             stream.flush()
 
         reference = CATALOGUE.copy()
@@ -154,7 +155,8 @@ def grade(arguments: Sequence[str], target: str, algorithm: str | None, seconds:
             child = subprocess.Popen(
                 [sys.executable, "-m", "refsgd.cli", "check", "--child", str(lines), *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
+                                  "PYTHONIOENCODING": "utf-8:replace"})
             try:
                 code = child.wait(seconds)
             except subprocess.TimeoutExpired:

@@ -9,7 +9,7 @@ import argparse
 
 from refsgd.cli.options import files as file_options
 from refsgd.cli.options import machine_of, of_machine
-from refsgd.cli.outputs import draw, tell, write
+from refsgd.cli.outputs import deliver, figure, tell
 from refsgd.cluster import files
 from refsgd.cluster.placement import usual
 from refsgd.cluster.presets import PRESETS
@@ -28,7 +28,7 @@ def options(p: argparse.ArgumentParser) -> None:
     out = p.add_argument_group("output")
     out.add_argument("--output", dest="written", metavar="FILE",
                      help="write a machine file: TOML if its name ends in .toml, else JSON")
-    file_options(out)
+    file_options(out, "refsgd-machine.png")
 
 
 def do(args: argparse.Namespace) -> None:
@@ -46,10 +46,12 @@ def do(args: argparse.Namespace) -> None:
         lines = list(machine_lines(machine, deployment))
     except ValueError as error:
         raise Usage(str(error)) from None
-    if args.json != "-":
+
+    def talk() -> None:
         if args.machine in PRESETS:
             tell(f"{args.machine}: {PRESETS[args.machine].says}", 2)
         tell("\n".join(lines), 11)
-    write(args.json, files.written(machine, toml=False))
-    write(args.written, files.written(machine, toml=str(args.written).endswith(".toml")))
-    draw(args.plot, "machine_figure", machine, deployment)
+
+    deliver([(args.json, lambda: files.written(machine, toml=False)),
+             (args.written, lambda: files.written(machine, toml=args.written.endswith(".toml"))),
+             (args.plot, lambda: figure("machine_figure", machine, deployment))], talk)

@@ -76,7 +76,7 @@ class Parser(argparse.ArgumentParser):
         return " ".join(said) or f"see {self.prog} --help"
 
 
-def common(parser: argparse.ArgumentParser, runtime: str) -> None:
+def common(parser: argparse.ArgumentParser, runtime: str, picture: str) -> None:
     """Add the options that `run`, `predict` and `compare` share; defaults are those of `Training`."""
     work = parser.add_argument_group("training")
     work.add_argument("--data", metavar="NAME",
@@ -122,7 +122,7 @@ def common(parser: argparse.ArgumentParser, runtime: str) -> None:
     of_exchange(parser)
     out = parser.add_argument_group("output")
     out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
-    files(out)
+    files(out, picture)
     out.add_argument("--quiet", action="store_true", help="no progress")
 
 
@@ -147,11 +147,12 @@ def of_exchange(parser: argparse.ArgumentParser) -> None:
                      help="add what a message leaves out to the next one (default on)")
 
 
-def files(out: argparse._ActionsContainer) -> None:
+def files(out: argparse._ActionsContainer, picture: str) -> None:
     """Add the options for output files of a result."""
     out.add_argument("--json", metavar="PATH",
                      help="write the result as JSON; -: to standard output, and nothing else")
-    out.add_argument("--plot", metavar="PATH", help="write a picture (png, pdf or svg)")
+    out.add_argument("--plot", metavar="PATH", nargs="?", const=picture,
+                     help=f"write a picture (png, pdf or svg; without a path {picture})")
 
 
 def player_file(out: argparse._ActionsContainer) -> None:

@@ -1,77 +1,140 @@
-"""Output of the commands: files that are never incomplete, a run's summary and plot, progress."""
+"""Output of the commands: files before talk, standard streams that never raise, progress."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
+import select
 import shutil
 import sys
-import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from refsgd.display.files import replaceable, save
 from refsgd.experiment.options.problems import DEFAULT_DATA, default_net
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.result import Result
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PIPE = 140  #: columns of a table without a terminal
 SUMMARY = 11  #: indent of the values in a run's summary
 #: options that name a file to write
-OUTPUTS = ("json", "plot", "trace", "record", "player", "written", "html", "gradescope")
+OUTPUTS = ("json", "plot", "trace", "record", "player", "page", "written", "html", "gradescope")
+
+
+# -- standard streams ---------------------------------------------------------------------------------------
+
+
+class Standard(io.FileIO):
+    """A standard stream that drops what cannot be written, and keeps the first error as `failure`.
+
+    So the early end of a pipe or a full disk ends no command before its files are written.
+    """
+
+    failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write bytes to the stream's descriptor."""
+        try:
+            while self.failure is None:
+                if (count := super().write(data)) is not None:
+                    return count
+                select.select([], [self], [])  # another program made the pipe one that does not block
+        except OSError as error:
+            self.failure = error
+        return len(data)
+
+
+def _lasting(stream: Any) -> Any:
+    """A standard stream of which no write raises: not for its encoding, and not for what it leads to."""
+    if stream is None:  # it was closed when the program began
+        return open(os.devnull, "w", encoding="utf-8", errors="replace")
+    raw = getattr(getattr(stream, "buffer", None), "raw", getattr(stream, "buffer", None))
+    if not isinstance(raw, io.FileIO):
+        return stream  # a notebook's, or the console of Windows
+    return io.TextIOWrapper(io.BufferedWriter(Standard(raw.fileno(), "w", closefd=False)), stream.encoding,
+                            "replace", None, stream.line_buffering, stream.write_through)
 
 
 @contextlib.contextmanager
-def writing(path: str) -> Iterator[Path]:
-    """A temporary file that replaces the output file if the block succeeds, so that none is left incomplete.
+def standard_streams() -> Iterator[None]:
+    """Replace standard output and standard error by streams that last until the command ends."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        pass  # no file of the run gets the number of a standard stream that is closed
+    os.close(descriptor)
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(_lasting, before)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
 
-    A link is kept, and its target replaced; to a device or a pipe the bytes are written.
+
+def failure() -> OSError | None:
+    """Why standard output could not be written; None if it could."""
+    sys.stdout.flush()
+    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "failure", None)
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+def deliver(files: Iterable[tuple[str | None, Callable[[], str | Figure]]],
+            talk: Callable[[], object] = lambda: None) -> None:
+    """Write the requested files, then print: the text whose path is "-", or else what `talk` prints.
+
+    An output that fails keeps no other from being written; the first error is raised at the end.
     """
-    check_output(path)
-    target, replaceable = Path(os.path.realpath(path)), _replaceable(path)
-    with tempfile.TemporaryDirectory(dir=target.parent if replaceable else None, prefix=".refsgd-") as folder:
-        beside = Path(folder) / f"output{target.suffix}"
-        yield beside
-        if replaceable:
-            beside.replace(target)
-        else:
-            with open(path, "wb") as stream:
-                stream.write(beside.read_bytes())
+    failed, wanted = list[Exception](), [(path, make) for path, make in files if path]
+    for path, make in sorted(wanted, key=lambda each: each[0] == "-"):
+        try:
+            content = make()
+            content = f"{content}\n" if isinstance(content, str) else content
+            if path == "-":
+                sys.stdout.write(str(content))
+            else:
+                save(path, content)
+        except Exception as error:
+            failed.append(error)
+    if all(path != "-" for path, _ in wanted):
+        talk()
+    for other in failed[1:]:
+        failed[0].add_note(str(other))
+    if failed:
+        raise failed[0]
 
 
-def _replaceable(path: str) -> bool:
-    """Whether a new file may replace a path: not a device, a pipe or /dev/stdout, which may be a file."""
-    stream = Path(path).is_relative_to("/dev") and not Path(path).is_relative_to("/dev/shm")
-    return not stream and (Path(path).is_file() or not Path(path).exists())
+def figure(kind: str, *what: Any) -> Figure:
+    """A figure of `refsgd.display.plots`; it needs no backend, so one that is named may be missing."""
+    named = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
+    import matplotlib
 
+    from refsgd.display import plots
 
-def write(path: str | None, text: str) -> None:
-    """Write a text and a newline to a file, or to standard output for "-"."""
-    if path == "-":
-        sys.stdout.write(text + "\n")
-    elif path:
-        with writing(path) as temporary:
-            temporary.write_text(text + "\n")
-
-
-def draw(path: str | None, kind: str, *what: Any) -> None:
-    """Write a figure of `refsgd.display.plots`, if there is a path."""
-    if path:
-        from refsgd.display import plots
-
-        with writing(path) as temporary:
-            plots.save(getattr(plots, kind)(*what), temporary)
+    if named is not None:
+        os.environ["MPLBACKEND"] = named
+        with contextlib.suppress(ValueError):
+            matplotlib.rcParams["backend"] = named
+    return getattr(plots, kind)(*what)  # type: ignore[no-any-return]
 
 
 def check_output(path: str | None) -> None:
     """Raise an error before anything runs if a file cannot be written."""
+    if path == "-" and getattr(sys.stdout, "name", "") == os.devnull:  # from `_lasting`
+        raise Usage("standard output is closed; expected a file's name in place of -")
     if not path or path == "-":
         return
     if Path(path).is_dir():
         raise Usage(f"cannot write {path}: it is a folder; expected a file's name")
-    if not _replaceable(path):
+    if not replaceable(path):
         return
     folder = Path(os.path.realpath(path)).parent
     if not folder.is_dir():
@@ -83,11 +146,28 @@ def check_output(path: str | None) -> None:
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Raise an error before anything runs if an output of the command cannot be written."""
-    for name in OUTPUTS:
-        check_output(getattr(args, name, None))
-    plot = getattr(args, "plot", None)
+    given = {name: path for name in OUTPUTS if (path := getattr(args, name, None))}
+    for name, path in given.items():
+        check_output(path)
+        if path == "-" and name in ("record", "page"):
+            raise Usage(f"--{name} -; expected a file's name")
+    plot = given.get("plot")
     if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
         raise Usage(f"cannot draw {plot}; expected a name that ends in .png, .pdf or .svg")
+    places = dict[str, str]()
+    for name in (*OUTPUTS, "checkpoint", "file"):  # the last is replay's input
+        path = getattr(args, name, None)
+        if path and (path == "-" or replaceable(path) or name == "checkpoint"):
+            other = places.setdefault(path if path == "-" else os.path.realpath(path), name)
+            if other != name:
+                raise Usage(f"{_flag(other)} and {_flag(name)} both name {path}; expected two paths")
+
+
+def _flag(name: str) -> str:
+    return {"written": "--output", "file": "FILE"}.get(name, f"--{name}")
+
+
+# -- people -------------------------------------------------------------------------------------------------
 
 
 def width() -> int | None:
@@ -105,22 +185,26 @@ def tell(text: str, indent: int = 0) -> None:
 
 
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
-    """Output a run's summary, JSON, player, plot and trace, as the options request."""
-    if args.json != "-":
-        tell("\n".join([result.summary(), *more]), SUMMARY)
-    write(args.json, result.to_json())
-    if args.player:
+    """Output a run's JSON, trace, player and plot, as the options request, and its summary."""
+    def player() -> str:
         from refsgd.display.player import LIMIT
 
-        write(args.player, result.player(limit=LIMIT).html)
-        if "-" not in (args.json, args.player) and result.trace is not None:
+        return result.player(limit=LIMIT).html
+
+    def trace() -> str:
+        assert result.trace is not None
+        return result.trace.to_chrome()
+
+    def talk() -> None:
+        tell("\n".join([result.summary(), *more]), SUMMARY)
+        if args.player and result.trace is not None:
+            from refsgd.display.player import LIMIT
+
             count = len(result.trace.events)
             print(f"player: {args.player}, events 1 to {min(LIMIT, count)} of {count}")
-    draw(args.plot, "run", result)
-    if getattr(args, "trace", None):
-        assert result.trace is not None
-        with writing(args.trace) as temporary:
-            temporary.write_text(result.trace.to_chrome())
+
+    deliver([(args.json, result.to_json), (getattr(args, "trace", None), trace), (args.player, player),
+             (args.plot, lambda: figure("run", result))], talk)
 
 
 def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:

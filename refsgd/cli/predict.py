@@ -6,17 +6,19 @@ Prints the values of the formulas, term by term, without running anything.
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from refsgd.cli.options import OldName, arguments_of, common, flag, own_given
-from refsgd.cli.outputs import PIPE, check_output, draw, tell, width, write
+from refsgd.cli.outputs import PIPE, check_outputs, deliver, figure, tell, width
 from refsgd.experiment.prepare import Usage, prepare
+from refsgd.trace.schema import json_text
+
+PICTURE = "refsgd-sweep.png"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the options that do not depend on the algorithm."""
-    common(parser, "simulator")
+    common(parser, "simulator", PICTURE)
     parser.add_argument("--kind", choices=("formulas", "simulated"), default="formulas",
                         help="source of the metrics (default formulas); simulated: means of four runs of "
                         "the simulator with a shape-only net")
@@ -35,9 +37,10 @@ def do(args: argparse.Namespace) -> None:
     if args.sweep:
         draw_sweep(args)
         return
-    if args.against:
-        raise Usage(f"--against {args.against} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. "
-                    "--sweep workers=1:64")
+    for alone in ("against", "plot"):
+        if value := getattr(args, alone):
+            raise Usage(f"--{alone} {value} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. "
+                        "--sweep workers=1:64")
     from refsgd.display.tables import prediction_lines
     from refsgd.experiment.simulated import simulated
     from refsgd.theory.estimate import LARGEST
@@ -51,12 +54,14 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute DIST")
     if not predictions:
         raise Usage(f"no metrics of {args.algorithm}: {next(iter(predictions.missing.values()))}")
-    if args.json != "-":
+    found = {**{name: p.to_json() for name, p in predictions.items()}, "absent": predictions.missing}
+
+    def talk() -> None:
         tell(f"{experiment.name} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
         print("\n".join(prediction_lines(predictions, predictions.missing, width() or PIPE)))
-    found = {name: p.to_json() for name, p in predictions.items()}
-    write(args.json, json.dumps({**found, "absent": predictions.missing}, indent=1))
+
+    deliver([(args.json, lambda: json_text(found))], talk)
 
 
 def _trained(problem: dict[str, Any]) -> str:
@@ -86,15 +91,16 @@ def draw_sweep(args: argparse.Namespace) -> None:
                  if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs", *own)}
     if "steps" not in arguments and "epochs" not in arguments:
         arguments["steps"] = 100
-    picture = args.plot or "refsgd-sweep.png"
-    if args.json != "-":
-        check_output(picture)
+    args.plot = args.plot or (PICTURE if args.json != "-" else None)
+    check_outputs(args)
     found = sweep(names, quantity, values, metric=args.metric, **arguments)
-    if args.json != "-":
+
+    def talk() -> None:
         wide = width() or PIPE
         Console(width=wide, markup=False).print(sweep_table(found, wide))
         for a, b, x in found.crossings:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
-        draw(picture, "sweep_figure", found)
-        print(f"picture: {picture}")
-    write(args.json, json.dumps(found.to_dict(), indent=1))
+        print(f"picture: {args.plot}")
+
+    deliver([(args.json, lambda: json_text(found.to_dict())),
+             (args.plot, lambda: figure("sweep_figure", found))], talk)

@@ -19,7 +19,7 @@ from refsgd.experiment.run import replay
 def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     p.add_argument("file", metavar="FILE")
-    files(p)
+    files(p, "refsgd-replay.png")
     player_file(p)
 
 

@@ -21,7 +21,7 @@ from refsgd.runtimes.faults import POLICIES
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the options that do not depend on the algorithm."""
-    common(parser, "simulator")
+    common(parser, "simulator", "refsgd-run.png")
     parser.add_argument("--trace", metavar="PATH",
                         help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
     parser.add_argument("--record", metavar="PATH",

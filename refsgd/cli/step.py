@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TextIO
 
 from refsgd.cli.options import exchange_given, own_given, small_case
-from refsgd.cli.outputs import write
+from refsgd.cli.outputs import deliver, failure
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.stepper import Stepper
 
@@ -49,7 +49,7 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
     show()
     for line in lines:
         command, _, what = line.strip().partition(" ")
-        if command in ("q", "quit"):
+        if command in ("q", "quit") or failure():
             return
         try:
             if command in acts:
@@ -98,6 +98,7 @@ def do(args: argparse.Namespace) -> None:
     stepper = Stepper(args.algorithm, workers=args.workers, servers=args.servers, steps=args.steps,
                       lr=args.lr, batch=args.batch, grain="decision" if args.decisions else "effect",
                       schedule=schedule, **own_given(args), **exchange_given(args))
-    converse(stepper, _typed() if sys.stdin.isatty() else sys.stdin, sys.stdout)
-    if args.player:
-        write(args.player, stepper.player().html)
+    try:
+        converse(stepper, _typed() if sys.stdin.isatty() else sys.stdin, sys.stdout)
+    finally:
+        deliver([(args.player, lambda: stepper.player().html)])

@@ -88,7 +88,7 @@ def written(machine: Machine, toml: bool) -> str:
     fields = {name: value for name, value in machine.to_json().items()
               if name not in usual or value != usual[name]}
     if not toml:
-        return json.dumps(fields, indent=1)
+        return json.dumps(fields, indent=1, allow_nan=False)
     return "\n".join(f"{name} = {_toml(value)}" for name, value in fields.items())
 
 
@@ -96,4 +96,5 @@ def _toml(value: Any) -> str:
     """A value as TOML, which writes most of them as JSON does."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    return "inf" if value is None else json.dumps(value)  # TOML has no null: an unlimited bandwidth
+    # TOML has no null: an unlimited bandwidth
+    return "inf" if value is None else json.dumps(value, allow_nan=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from refsgd.experiment.functions import Algorithm, deployment_function, is_place
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Say, Usage, listed, prepare
 from refsgd.experiment.result import Result
 from refsgd.runtimes.fork import runtime_here
+from refsgd.trace.schema import json_text
 
 __all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
 
@@ -94,7 +94,7 @@ class Comparison:
 
     def to_json(self) -> str:
         """The comparison as JSON, format 1."""
-        return json.dumps(self.to_dict(), indent=1)
+        return json_text(self.to_dict())
 
     @property
     def results(self) -> dict[str, Result]:

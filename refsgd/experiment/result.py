@@ -20,7 +20,7 @@ from refsgd.cluster.units import counted, written
 from refsgd.effects import Array, Factory
 from refsgd.experiment.memory import in_words
 from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace, joined
-from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, misfit
+from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, infinities, json_text, misfit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -213,7 +213,7 @@ class Result:
 
     def to_json(self) -> str:
         """The result as strict JSON, with null for NaN and "inf" for infinity; `from_json` reads it back."""
-        return json.dumps(_finite(self.to_dict()), indent=1, allow_nan=False)
+        return json_text(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Result:
@@ -241,7 +241,7 @@ class Result:
         values = {name: data[name] for name in SCHEMA}
         for name in ("loss", "consensus_distance"):
             values[name] = _number(data[name])
-        values["options"] = {k: math.inf if v == "inf" else v for k, v in data["options"].items()}
+        values["options"] = infinities(data["options"])
         values["history"] = [list(map(_number, point)) for point in data["history"]]
         values["machine"] = Machine.from_json(values["machine"])
         return cls(**values)
@@ -370,17 +370,6 @@ class Result:
         return f"<pre>{html.escape(self.summary())}</pre>"
 
 
-def _finite(value: Any) -> Any:
-    """The value for strict JSON: NaN as None, infinities as "inf" and "-inf"."""
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
-
-
 def _number(value: Any) -> Any:
-    """The inverse of `_finite` for a number."""
+    """The inverse of `json_text` for a number."""
     return math.nan if value is None else float(value) if isinstance(value, str) else value

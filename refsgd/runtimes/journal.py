@@ -31,6 +31,8 @@ from refsgd.trace.schema import (
     TEXT,
     Kind,
     Row,
+    infinities,
+    json_text,
     misfit,
     one_of,
     or_null,
@@ -61,7 +63,7 @@ ADVICE = (
 
 def line(value: Any) -> bytes:
     """A JSON value as a line of a record."""
-    text = json.dumps(value, separators=(",", ":")).encode()
+    text = json_text(value, separators=(",", ":")).encode()
     return b"%s %08x\n" % (text, zlib.crc32(text))
 
 
@@ -209,13 +211,14 @@ def read(path: str | Path) -> Record:
         values = [(number, value_of(row)) for number, row in lines]
     except ValueError as error:
         raise ReplayError(f"{path}: not JSON: {error}; {ADVICE}") from None
-    header = values[0][1] if values and isinstance(values[0][1], dict) else {}
+    header: dict[str, Any] = values[0][1] if values and isinstance(values[0][1], dict) else {}
     if "record" not in header:
         raise ReplayError(f"{path}: not a record; {ADVICE}")
     if header["record"] != FORMAT:
         raise ReplayError(f"{path}: record format {header.get('record')!r}; expected {FORMAT}")
     header = {"faults": [], "on_death": "stop"} | header
     _refuse(path, 1, misfit(header, HEADER) or misfit(header, PLANNED))
+    header["arguments"] = infinities(header["arguments"])
     steps: Steps = {node: [] for node in header["nodes"]}
     end = None
     for at, (number, value) in enumerate(values[1:], 1):

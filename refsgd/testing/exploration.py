@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from refsgd.cluster.units import counted
+from refsgd.display.files import save
 from refsgd.effects import Factory, roles
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.functions import Algorithm
@@ -49,7 +50,7 @@ def _write(page: str | Path, deploy: Factory, seen: _Seen, about: str, deaths: i
                               name=about, deaths=deaths)
     except TooLarge as found:
         raise Usage(str(found)) from None
-    Path(page).write_text(html, encoding="utf-8")
+    save(page, html)
     return f"page: {page}, {len(html.encode()) / 1e3:.0f} kB"
 
 

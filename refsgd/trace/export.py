@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from refsgd.trace.events import Computed, Event, Marked, Received
+from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:
     from refsgd.trace.run import Trace
@@ -38,11 +39,11 @@ def to_chrome(trace: Trace) -> str:
                 args={"src": e.src})
         elif isinstance(e, Marked):
             values = {k: v for k, v in e.values.items() if k != "x"}
-            add("i", e.name, e, e.time, s="t", args=json.loads(json.dumps(values, default=str)))
+            add("i", e.name, e, e.time, s="t", args=json.loads(json_text(values, default=str)))
     for t in trace.transits:
         part = trace.parts.get(t.to, trace.parts.get(t.src))
         flow = {"cat": "message", "name": t.message if part is None else f"{t.message} of part {part}",
                 "id": f"{t.src}>{t.to}#{t.number}", "tid": 0, "args": {"bytes": t.nbytes}}
         out.append({"ph": "s", "pid": pid[t.src], "ts": t.sent * 1e6, **flow})
         out.append({"ph": "f", "bp": "e", "pid": pid[t.to], "ts": t.received * 1e6, **flow})
-    return json.dumps({"traceEvents": out, "displayTimeUnit": "ms"})
+    return json_text({"traceEvents": out, "displayTimeUnit": "ms"}, indent=None)

@@ -6,8 +6,10 @@ for a list with one value per field; or a list with one schema, for a list of su
 
 from __future__ import annotations
 
+import json
+import math
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 LARGEST = 2.0**63  # no duration, rate or time beyond it makes sense
@@ -52,6 +54,30 @@ OBJECT = Kind("an object", lambda value: isinstance(value, dict))
 NUMBER = Kind("a number", _is_number)
 SECONDS = Kind("a number of seconds, at least 0", lambda value: _is_number(value) and value >= 0)
 COUNT = whole(0)
+
+
+def json_text(value: Any, **style: Any) -> str:
+    """A value as strict JSON: NaN as null, infinities as "inf" and "-inf"; by default a field a line."""
+    style = style or {"indent": 1}
+    try:
+        return json.dumps(value, **style, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), **style, allow_nan=False)
+
+
+def infinities(options: Mapping[str, Any]) -> dict[str, Any]:
+    """An algorithm's options as `json_text` got them: "inf" and "-inf" are numbers."""
+    return {name: float(value) if value in ("inf", "-inf") else value for name, value in options.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(float(value))
+    return value
 
 
 def misfit(value: Any, schema: Any, field: str = "") -> str:

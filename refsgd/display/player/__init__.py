@@ -11,18 +11,19 @@ The page's behaviour is in ``player.js`` and ``theme.js``, its style in ``player
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from refsgd.display.files import save
 from refsgd.display.player.listing import listing, title
 from refsgd.display.player.states import follow
 from refsgd.display.player.tape import Tape
 from refsgd.effects import Factory
 from refsgd.trace import Trace
+from refsgd.trace.schema import json_text
 
 LIMIT = 500  #: default number of events on a page
 
@@ -62,7 +63,7 @@ def page(kind: str, name: str, source: str, data: Mapping[str, Any]) -> str:
     def asset(kind: str, file: str) -> str:
         return files(f"refsgd.display.{kind}").joinpath(file).read_text(encoding="utf-8")
 
-    values = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    values = json_text(data, separators=(",", ":"), ensure_ascii=False)
     parts = {"name": html.escape(name), "source": source, "data": values.replace("<", "\\u003c"),
              "css": "".join(asset(each, f"{each}.css") for each in dict.fromkeys(("player", kind))),
              "js": asset("player", "theme.js") + asset(kind, f"{kind}.js")}
@@ -77,9 +78,8 @@ class Player:
 
     def save(self, path: str | Path) -> Path:
         """Write the page; returns its path."""
-        target = Path(path)
-        target.write_text(self.html, encoding="utf-8")
-        return target
+        save(path, self.html)
+        return Path(path)
 
     def _repr_html_(self) -> str:
         return (f'<iframe title="step player" srcdoc="{html.escape(self.html, quote=True)}" '

@@ -6,7 +6,6 @@ never ranked against each other.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -28,6 +27,7 @@ from refsgd.experiment.advice.candidates import (
 from refsgd.experiment.advice.strategies import BY_SPEED, Case, Plan, Strategy, splits
 from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.problems.data import apportion
+from refsgd.trace.schema import json_text
 
 #: pages of the documentation that explain a column, by its name
 PAGES = {"links": "docs/explanation/links", "idle": "docs/howto/results",
@@ -53,13 +53,13 @@ class Advice:
 
     def to_json(self) -> str:
         """As JSON, format 1."""
-        return json.dumps({"format": 1, "machine": self.machine.to_json(),
+        return json_text({"format": 1, "machine": self.machine.to_json(),
                            "recommendation": self.recommendation,
                            "baseline": self.baseline.name if self.baseline else None,
                            "strategies": [asdict(s) for s in self.strategies],
                            "crossings": self.crossings, "savings": self.savings,
                            "unknown": self.unknown,
-                           "tries": [s.name for s in self.tries], "pages": PAGES}, indent=1)
+                           "tries": [s.name for s in self.tries], "pages": PAGES})
 
 
 GAIN = 1.02  #: the factor by which another strategy must be faster to be preferred; below, formulas tie

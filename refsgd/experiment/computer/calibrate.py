@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -21,6 +20,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.simulator import RunFailed
+from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:
     from refsgd.problems.nn.net import Net
@@ -87,12 +87,11 @@ class Calibration:
 
     def to_json(self) -> str:
         """A machine file: ``refsgd ... --machine FILE`` reads it."""
-        return json.dumps({
+        return json_text({
             "machine": self.machine.to_json(), "measured": self.describe, "update": self.update,
             "gradients": [{"net": p.net, "batch": p.batch, "seconds": p.seconds, "spread": p.spread,
                            "residual": self.residual(p)} for p in self.points],
-            "transports": {name: {"latency": a, "bandwidth": b} for name, (a, b) in self.transports.items()}},
-            indent=1)
+            "transports": {name: {"latency": a, "bandwidth": b} for name, (a, b) in self.transports.items()}})
 
     def summary(self) -> str:
         """A few lines for people."""

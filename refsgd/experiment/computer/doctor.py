@@ -85,7 +85,8 @@ def message_passing() -> Iterator[Finding]:
         # Not initialised: a lone process that starts MPI leaves a segment in /dev/shm.
         look = ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
                 "print(MPI.Get_library_version().splitlines()[0])")
-        version = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=20)
+        version = subprocess.run([sys.executable, "-c", look], capture_output=True, encoding="utf-8",
+                                 errors="replace", timeout=20)
     except subprocess.TimeoutExpired:
         yield Finding("MPI", WARNING, "mpi4py did not start within 20 s",
                       "check whether `mpiexec -n 2 hostname` works")

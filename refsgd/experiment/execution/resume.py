@@ -26,6 +26,7 @@ from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.replay import Replayer, ReplayError
 from refsgd.trace import Computed, Crashed, Event, Returned, Trace, taken
 from refsgd.trace.codec import NOTICE, Steps, row_of
+from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:
     from refsgd.runtimes.processes.driver import Beginning
@@ -143,7 +144,7 @@ class Following:
         if recorded is None:
             return
         told, expected = row_of(event), row_of(recorded)
-        if told != expected and json.loads(json.dumps(told)) != expected:
+        if told != expected and json.loads(json_text(told)) != expected:
             raise ReplayError(
                 f"{self._place}: {event.node}, step {step}: recorded {expected}, but the program "
                 f"gives {told}; expected the same library version, data and processor type")

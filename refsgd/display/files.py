@@ -1,0 +1,55 @@
+"""Output files, which are UTF-8 and never incomplete."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def replaceable(path: str | Path) -> bool:
+    """Whether a new file may replace a path: not a device, a pipe or /dev/stdout, which may be a file."""
+    stream = Path(path).is_relative_to("/dev") and not Path(path).is_relative_to("/dev/shm")
+    return not stream and (Path(path).is_file() or not Path(path).exists())
+
+
+@contextlib.contextmanager
+def _writing(path: str | Path) -> Iterator[Path]:
+    """A temporary file that replaces the output file if the block succeeds, so that none is left incomplete.
+
+    A link is kept, and its target replaced; to a device or a pipe the bytes are written.
+    """
+    target, beside = Path(os.path.realpath(path)), replaceable(path)
+    with tempfile.TemporaryDirectory(dir=target.parent if beside else None, prefix=".refsgd-") as folder:
+        temporary = Path(folder) / f"output{Path(path).suffix}"
+        yield temporary
+        if beside:
+            temporary.replace(target)
+        else:
+            with open(path, "wb") as stream:
+                stream.write(temporary.read_bytes())
+
+
+def save(path: str | Path, content: str | Figure) -> None:
+    """Write a text or a figure; the error names the file and says what to do."""
+    try:
+        with _writing(path) as temporary:
+            if isinstance(content, str):  # a file name in it need not be UTF-8
+                temporary.write_text(content, encoding="utf-8", errors="replace")
+            else:
+                from refsgd.display.plots.figures import save as drawn
+
+                drawn(content, temporary)
+    except OSError as error:
+        wanted = "more free space" if error.errno in FULL else "a file that can be written"
+        raise RuntimeError(f"{path} could not be written ({error.strerror or error}); expected {wanted}"
+                           ) from None
