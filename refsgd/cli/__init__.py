@@ -32,6 +32,7 @@ from refsgd.cli import (
 )
 from refsgd.cli.options import Parser, as_meant, each_algorithm, of_algorithm
 from refsgd.cli.outputs import check_outputs, failure, standard_streams
+from refsgd.experiment.computer.limits import check_address_space
 from refsgd.experiment.functions import is_place
 from refsgd.experiment.prepare import Usage
 
@@ -107,6 +108,7 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
         warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(
             f"refsgd: warning: {message}\n")  # type: ignore[assignment]
         check_outputs(args)
+        check_address_space()
         args.do(args)
         return 0
     except SystemExit as stop:  # of argparse, or of a user's module

@@ -25,6 +25,7 @@ from typing import Any
 from refsgd.algorithms import CATALOGUE
 from refsgd.display.player.listing import title
 from refsgd.experiment.prepare import Usage
+from refsgd.runtimes.fork import own_children
 from refsgd.testing.comparison import names_of
 from refsgd.testing.findings import Finding
 from refsgd.trace.schema import json_text
@@ -151,7 +152,7 @@ def grade(arguments: Sequence[str], target: str, algorithm: str | None, seconds:
     with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
         lines, printed = Path(folder, "findings"), Path(folder, "printed")
         lines.touch()
-        with printed.open("wb") as output:
+        with printed.open("wb") as output, own_children():
             child = subprocess.Popen(
                 [sys.executable, "-m", "refsgd.cli", "check", "--child", str(lines), *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,

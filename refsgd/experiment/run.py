@@ -35,6 +35,7 @@ from refsgd.runtimes import replay as replaying
 from refsgd.runtimes.faults import POLICIES, Fault, listed
 from refsgd.runtimes.fork import runtime_here
 from refsgd.runtimes.journal import Record, read
+from refsgd.runtimes.processes.system import standard_descriptors
 from refsgd.trace import Run, Sent
 
 __all__ = ["replay", "run"]
@@ -185,6 +186,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     return carry_out(RunOptions.of(algorithm, problem, options))
 
 
+@standard_descriptors()
 def carry_out(options: RunOptions) -> Result:
     """Run and evaluate what the options describe."""
     start: Sequence[Record] = ()

@@ -1,12 +1,16 @@
-"""Whether this system can fork, as OS processes require, and the choice of a runtime if it cannot."""
+"""Forking: whether this system can, the runtime to use if it cannot, and the exit codes of children."""
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import multiprocessing as mp
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from refsgd.runtimes.simulator import RunFailed
 
@@ -27,3 +31,24 @@ def runtime_here(runtime: str | None) -> str:
         raise RunFailed(f"{NO_FORK}: use WSL, or --runtime simulator")
     warnings.warn(f"{NO_FORK}: simulated instead", RuntimeWarning, stacklevel=3)
     return "simulator"
+
+
+@contextmanager
+def own_children() -> Iterator[None]:
+    """Keep the exit codes of children that end during the block from a host program that ignores SIGCHLD, or
+    whose handler takes those of all children.
+
+    Python may set signals in its main thread alone and cannot put back the handlers of C libraries, so this
+    asks the C library.  A host whose thread waits for any child still gets their exit codes.
+    """
+    if not hasattr(signal, "SIGCHLD"):
+        yield
+        return
+    library, before = ctypes.CDLL(None), ctypes.create_string_buffer(1024)  # a struct sigaction is smaller
+    library.sigaction(signal.SIGCHLD, None, before)
+    library.signal(signal.SIGCHLD, None)  # the default
+    try:
+        yield
+    finally:
+        library.sigaction(signal.SIGCHLD, before, None)
+        signal.raise_signal(signal.SIGCHLD)  # other children of the host may have ended meanwhile

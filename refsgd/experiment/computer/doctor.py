@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from refsgd.experiment.computer.limits import usable_cores
 from refsgd.problems.nn import kernel_cache
-from refsgd.runtimes.fork import NO_FORK
+from refsgd.runtimes.fork import NO_FORK, own_children
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 
@@ -85,8 +85,9 @@ def message_passing() -> Iterator[Finding]:
         # Not initialised: a lone process that starts MPI leaves a segment in /dev/shm.
         look = ("import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
                 "print(MPI.Get_library_version().splitlines()[0])")
-        version = subprocess.run([sys.executable, "-c", look], capture_output=True, encoding="utf-8",
-                                 errors="replace", timeout=20)
+        with own_children():
+            version = subprocess.run([sys.executable, "-c", look], capture_output=True, encoding="utf-8",
+                                     errors="replace", timeout=20)
     except subprocess.TimeoutExpired:
         yield Finding("MPI", WARNING, "mpi4py did not start within 20 s",
                       "check whether `mpiexec -n 2 hostname` works")

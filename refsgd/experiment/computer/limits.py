@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 
 from refsgd.cluster.units import counted
 from refsgd.experiment.evaluation import evaluations_of
@@ -15,10 +16,24 @@ from refsgd.problems import Problem
 
 #: starting a process takes about 0.1 s of a core
 PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}
+ADDRESSES = 800_000_000  #: bytes of address space that the libraries need on two cores
 #: seconds of the effects of one simulated iteration; seconds from which a run's length is announced
 STEP, LONG = 2e-4, 30.0
 #: share of a core's time that real computing may take; shortest compute time that can be paced well [s]
 BUSY, SHORT = 0.8, 0.002
+
+
+def check_address_space() -> None:
+    """Refuse a limit of this process's memory under which the import of a library may wait for ever: OpenBLAS
+    asks again and again for what it does not get."""
+    with suppress(ImportError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY and limit < ADDRESSES:
+            raise Usage(f"the address space of this process is limited to {limit / 1e9:.2g} GB; expected at "
+                        f"least {ADDRESSES / 1e9:.2g} GB, which numpy, scipy and numba need: "
+                        "ulimit -v unlimited")
 
 
 def usable_cores() -> int:

@@ -27,9 +27,10 @@ PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 def live(launch: Launch, process: str, parent: int) -> None:
     """The life of one process, which ends with a `Report` or a `Failure` in its outbox."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
-    # even if the parent ignores them, as in the background
-    for end in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(end, signal.SIG_DFL)
+    # even if the parent ignores or blocks them, as in the background
+    for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(other, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before prctl
         os._exit(1)
@@ -50,7 +51,7 @@ def live(launch: Launch, process: str, parent: int) -> None:
         _give(launch.outboxes[process], Report.of(driver, launch.status.run.command == HALT))
     except BaseException as error:
         if not isinstance(error, Aborted):
-            launch.outboxes[process].put(Failure.of(time.monotonic(), error))
+            launch.outboxes[process].fail(Failure.of(time.monotonic(), error))
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()

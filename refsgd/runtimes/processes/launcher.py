@@ -67,6 +67,7 @@ class Launch:
             raise RunFailed(f"could not connect {len(self.processes)} processes: {error}") from None
         self.children: dict[str, BaseProcess] = {}
         self.pids: dict[str, int] = {}
+        self._running: dict[int, str] = {}  # by the descriptor that becomes readable when it has ended
         self._reports: dict[str, Report] = {}
         self._watch = Watch(self, deadline)
         self._before: tuple[int, int] | None = None
@@ -122,21 +123,20 @@ class Launch:
                 raise RunFailed(
                     f"could not start process {len(self.children) + 1} of {len(self.processes)}, {process}: "
                     f"{error}", process) from None
-            self.children[process] = child
+            self.children[process], self._running[child.sentinel] = child, process
             self.pids[process] = child.pid or 0
         self.ends.forked()
 
     def watch(self, on_start: Callable[[dict[str, int]], None] | None = None) -> None:
         """Watch the processes until all have ended; `on_start` gets their pids by node when all are ready."""
-        sentinels = {child.sentinel: process for process, child in self.children.items()}
         receiver = self.records[0]
-        while sentinels:
-            ready = wait_for([*sentinels, self.wake_up.fileno(), receiver.fileno()],
+        while self._running:
+            ready = wait_for([*self._running, self.wake_up.fileno(), receiver.fileno()],
                              0.001 if self._before is not None else self._continue_paused())
             if self.wake_up.fileno() in ready:
                 self.wake_up.drain()
             logs.handle(receiver)
-            self._judge([sentinels.pop(fd) for fd in ready if fd in sentinels])
+            self._judge([self._running.pop(fd) for fd in ready if fd in self._running])
             if self._closing:
                 self._watch.closing()
             else:
@@ -214,8 +214,10 @@ class Launch:
         self.children[process].kill()
 
     def _died(self, process: str) -> RunFailed:
-        code = self.children[process].exitcode or 0
-        if code < 0:
+        code = self.children[process].exitcode
+        if code is None:  # see `refsgd.runtimes.fork.own_children`
+            how = "died; this program ignores SIGCHLD or takes all exit codes, so the cause is unknown"
+        elif code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
             planned = [f for f in self.faults if f.kind == "kill" and self.process_of.get(f.node) == process]
             if planned:
@@ -298,17 +300,19 @@ class Launch:
 
     def end(self) -> None:
         """End all processes and release everything; safe at any time."""
-        if any(child.is_alive() for child in self.children.values()):
+        if self._running:
             self.status.run.command = ABORT
             self._wake_all()
-            end = time.monotonic() + GRACE
-            for child in self.children.values():
-                child.join(max(0.0, end - time.monotonic()))
+        end = time.monotonic() + GRACE
+        while self._running and (left := end - time.monotonic()) > 0:
+            for fd in wait_for([*self._running], left):
+                del self._running[fd]
+        for process in self._running.values():
+            self.children[process].kill()
         for child in self.children.values():
-            if child.is_alive():
-                child.kill()
             child.join()
-            child.close()
+            with suppress(ValueError):  # somebody else has taken its exit code
+                child.close()
         logs.handle(self.records[0])
         self._resources.close()
 

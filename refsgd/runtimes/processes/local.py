@@ -17,7 +17,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.prices import mean_gradient
 from refsgd.effects import Deployment, Factory, roles
 from refsgd.runtimes.faults import POLICIES, Fault, check
-from refsgd.runtimes.fork import NO_FORK, can_fork
+from refsgd.runtimes.fork import NO_FORK, can_fork, own_children
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes.driver import Beginning
 from refsgd.runtimes.processes.launcher import Launch, MakeTransport
@@ -57,12 +57,13 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         make = partial(Listeners, largest=largest)
     launch = Launch(deployment, machine, seed, make, deadline, observe, on_death, faults, beginning,
                     journal)
-    try:
-        with threadpoolctl.threadpool_limits(1):  # inherited, because finding the libraries takes a while
-            launch.start()
-        launch.watch(on_start)
-    finally:
-        launch.end()
+    with own_children():
+        try:
+            with threadpoolctl.threadpool_limits(1):  # inherited, because finding the libraries takes a while
+                launch.start()
+            launch.watch(on_start)
+        finally:
+            launch.end()
     return launch.result()
 
 

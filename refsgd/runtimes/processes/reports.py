@@ -72,8 +72,22 @@ class Outbox:
     def put(self, message: Any) -> None:
         """Add a message: a small one in one system call, because the process may be killed after any, a large
         one array by array, because a copy of all of them may not fit into memory."""
-        with open(self._fd, "wb", buffering=_BUFFER, closefd=False) as file:
-            pickle.dump(message, file, protocol=5)
+        begin = os.lseek(self._fd, 0, os.SEEK_CUR)
+        try:
+            with open(self._fd, "wb", buffering=_BUFFER, closefd=False) as file:
+                pickle.dump(message, file, protocol=5)
+        except OSError as error:
+            with suppress(OSError):  # the beginning of a message would hide a later one
+                os.ftruncate(self._fd, os.lseek(self._fd, begin, os.SEEK_SET))
+            raise OSError(error.errno, f"{error.strerror}: no room for its result; expected more memory, or "
+                                       "files without a limit: ulimit -f unlimited") from None
+
+    def fail(self, failure: Failure) -> None:
+        """Add an exception, without its traceback if there is no room for that."""
+        try:
+            self.put(failure)
+        except OSError:
+            self.put(failure._replace(text="", error=None))
 
     def messages(self) -> list[Any]:
         """All complete messages; a death may have cut the last one short."""

@@ -6,7 +6,8 @@ import ctypes
 import os
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
@@ -45,6 +46,21 @@ def keep_memory() -> None:
         library.malloc_trim(0)  # type: ignore[union-attr]
         mallopt(M_MMAP_THRESHOLD, 32 << 20)  # the most that it accepts
         mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+@contextmanager
+def standard_descriptors() -> Iterator[None]:
+    """Open those of the descriptors 0, 1 and 2 that a host program has closed, so that a record or a socket
+    does not take their place and get what a program prints."""
+    opened = [os.open(os.devnull, os.O_RDWR)]
+    while opened[-1] <= 2:
+        opened.append(os.open(os.devnull, os.O_RDWR))
+    os.close(opened.pop())
+    try:
+        yield
+    finally:
+        for stream in opened:
+            os.close(stream)
 
 
 class FileLock:

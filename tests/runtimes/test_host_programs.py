@@ -1,0 +1,187 @@
+"""What a process inherits from its host program (handlers, blocked signals, closed descriptors, limits)
+costs no result, and hides no death."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+import refsgd
+from refsgd.cli import grading
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.computer import doctor
+from refsgd.runtimes.processes.local import RunFailed, run
+from tests.runtimes.deployments import exchange, gradient, killed_gradient
+
+SMALL = {"data": "quadratic", "workers": 2, "steps": 3, "machine": Machine()}
+REAPED = []  # what the handler below has got
+
+
+def reap(*_):
+    """As in many servers and toolkits."""
+    try:
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            REAPED.append(found[0])
+    except ChildProcessError:
+        pass
+
+
+@contextmanager
+def handled(how):
+    before = signal.signal(signal.SIGCHLD, how)
+    try:
+        yield
+        assert signal.getsignal(signal.SIGCHLD) == how
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+def in_thread(call):
+    """The result or the exception of a call in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("how", [signal.SIG_IGN, reap])
+def test_a_host_that_takes_exit_codes_gets_results_and_the_cause_of_deaths(how, thread):
+    """In its main thread and in others; a child of its own is still its own."""
+    expected = refsgd.run("bsp", runtime="processes", **SMALL).parameters_sha256
+    call = in_thread if thread else lambda do: do()
+    with handled(how):
+        own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.1)"])
+        assert call(partial(refsgd.run, "bsp", runtime="processes", **SMALL)).parameters_sha256 == expected
+        with pytest.raises(RunFailed, match=r"^worker1 \(pid \d+\) was killed by SIGKILL"):
+            call(partial(run, partial(exchange, gradient=killed_gradient)))
+        own.wait()
+        end = time.monotonic() + 5.0
+        while how is reap and own.pid not in REAPED and time.monotonic() < end:
+            time.sleep(0.01)
+        assert how is signal.SIG_IGN or own.pid in REAPED
+
+
+THIEF = """
+import os, sys, threading, time
+import refsgd
+from functools import partial
+from refsgd.runtimes.processes.local import RunFailed, run
+from tests.runtimes.deployments import exchange, killed_gradient
+
+def wait():
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            time.sleep(0.001)
+
+threading.Thread(target=wait, daemon=True).start()
+if sys.argv[1] == "result":
+    print(refsgd.run("bsp", runtime="processes", data="quadratic", workers=2, steps=3).parameters_sha256)
+else:
+    began = time.monotonic()
+    try:
+        run(partial(exchange, gradient=killed_gradient))
+    except RunFailed as error:
+        print(error, time.monotonic() - began < 5.0 and error.silent < 2.0)
+"""
+
+
+@pytest.mark.parametrize(("what", "says"), [
+    ("result", ""), ("death", "died; this program ignores SIGCHLD or takes all exit codes, so the cause is unknown: worker")])
+def test_a_thread_that_waits_for_any_child_takes_no_result(what, says):
+    """The exit code is gone, but the end of a process shows, and who it was."""
+    found = subprocess.run([sys.executable, "-c", THIEF, what], capture_output=True, text=True, timeout=60,
+                           env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    expected = says or refsgd.run("bsp", data="quadratic", workers=2, steps=3).parameters_sha256
+    assert expected in found.stdout and found.stdout.rstrip().endswith("True") == bool(says), found
+
+
+def test_a_blocked_signal_ends_a_process_all_the_same():
+    """A service manager may start programs with SIGTERM blocked."""
+    def ends(x, rank, t):
+        if (rank, t) == (1, 3):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return gradient(x, rank, t)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
+    try:
+        with pytest.raises(RunFailed, match=r"worker1 \(pid \d+\) was killed by SIGTERM"):
+            run(partial(exchange, gradient=ends))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+DAEMON = """
+import os, sys
+import refsgd
+from refsgd.problems import quadratic
+for number in (0, 1, 2):
+    os.close(number)
+problem = quadratic(d=200, workers=2)
+def gradient(x, rank, t):
+    print("gradient", t, flush=True)  # would go to whatever has got the number 1
+    return problem.gradient(x, rank, t)
+from dataclasses import replace
+try:
+    said = refsgd.run("bsp", replace(problem, gradient=gradient), runtime="processes", workers=2,
+                      steps=30).parameters_sha256
+except BaseException as error:
+    said = repr(error)
+with open(sys.argv[1], "w") as file:
+    file.write(said)
+"""
+
+
+def test_a_daemon_without_standard_streams_runs(tmp_path):
+    """Their numbers are not given to sockets and files of a run, into which a program would print."""
+    subprocess.run([sys.executable, "-c", DAEMON, str(tmp_path / "said")], timeout=60)
+    expected = refsgd.run("bsp", refsgd.problems.quadratic(d=200, workers=2), workers=2, steps=30)
+    assert (tmp_path / "said").read_text() == expected.parameters_sha256
+
+
+def test_a_limit_of_file_sizes_is_one_line(capfd):
+    """The memory in which a process leaves its result counts as a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            refsgd.run("asp", runtime="processes", **SMALL | {"steps": 300})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = str(caught.value)
+    assert "\n" not in said and capfd.readouterr() == ("", "")
+    assert "File too large: no room for its result; expected more memory, or files without a limit: ulimit -f" in said
+
+
+def test_a_limit_of_memory_under_which_libraries_never_load_is_one_line():
+    """OpenBLAS asks for memory again and again."""
+    began = time.monotonic()
+    found = subprocess.run([sys.executable, "-m", "refsgd.cli", "run", "bsp", "--steps", "3"], timeout=60,
+                           capture_output=True, text=True,
+                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (400_000 << 10, -1)))
+    assert (found.returncode, found.stdout, found.stderr) == (
+        2, "", "refsgd: the address space of this process is limited to 0.41 GB; expected at least 0.8 GB, "
+               "which numpy, scipy and numba need: ulimit -v unlimited\n")
+    assert time.monotonic() - began < 20.0
+
+
+def test_commands_of_doctor_and_grader_fail_although_sigchld_is_ignored(monkeypatch, tmp_path):
+    """Python takes a lost exit code for success."""
+    with handled(signal.SIG_IGN):
+        monkeypatch.setattr(doctor, "find_spec", lambda name: True)
+        with monkeypatch.context() as patch:
+            patch.setattr(doctor.sys, "executable", "/bin/false")
+            (finding,) = doctor.message_passing()
+        assert finding.found == "mpi4py finds no MPI library"
+        (tmp_path / "own.py").write_text("import os\nos._exit(3)\n")
+        grade = grading.grade([str(tmp_path / "own.py") + ":f"], "own.py:f", None, 60.0)
+    assert "exit code 3" in str(grade)
