@@ -13,8 +13,8 @@ import numpy as np
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.experiment.compare import HARD
-from refsgd.experiment.options.pipelines import staged
 from refsgd.experiment.prepare import DEFAULT_EPOCHS, Training, options_of
 
 
@@ -54,7 +54,7 @@ def main() -> None:
     for name, function in CATALOGUE.items():
         options = ", ".join(f"{k}={p.default}" for k, p in options_of(function).items()) or "-"
         easy = accuracies(name, seeds, workers=4)
-        hard = None if staged(function, {}) else accuracies(name, seeds, **HARD)  # the net has seven blocks
+        hard = None if facts_of(function).staged else accuracies(name, seeds, **HARD)  # the net has seven blocks
         shown = "- | -" if hard is None else f"{hard.mean():.1%} | {hard.min():.1%}"
         print(f"| `{name}` | {options} | {easy.mean():.1%} | {easy.min():.1%} | {shown} |", flush=True)
 

@@ -27,6 +27,7 @@ from benchmarks import layerwise, machines
 from benchmarks.machines import FIGURES, NAMES, D, scale_of, unit
 from benchmarks.published import UNADDRESSED, figures
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.execution.perform import perform
@@ -89,7 +90,7 @@ class Case:
     @property
     def staged(self) -> bool:
         """Whether workers are stages of one pipeline."""
-        return self.algorithm in ("gpipe", "pipedream")
+        return facts_of(CATALOGUE[self.algorithm]).staged
 
     @property
     def fixed(self) -> bool:

@@ -13,11 +13,12 @@ import pytest
 import refsgd
 from refsgd.algorithms import CATALOGUE, parts
 from refsgd.algorithms.baselines import sequential
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.experiment.prepare import has_servers, prepare
+from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, classification, quadratic
 from refsgd.runtimes.simulator import simulate
@@ -99,7 +100,7 @@ def test_nobody_is_refused_in_one_line_and_one_is_enough(name):
         with pytest.raises(ValueError, match=f"^workers {workers}; expected (at least )?1"):
             deploy(problem, workers, 2, SGD(0.1))
     simulate(deploy(problem, 1, 2, SGD(0.1)))
-    if has_servers(deploy):
+    if facts_of(deploy).served:
         with pytest.raises(ValueError, match="^servers 0; expected at least 1"):
             deploy(problem, 1, 2, SGD(0.1), 0)
 
@@ -108,7 +109,7 @@ def test_nobody_is_refused_in_one_line_and_one_is_enough(name):
 @pytest.mark.parametrize("servers", [1, 3])
 @pytest.mark.parametrize("name", PARALLEL)
 def test_counted_bytes_equal_the_closed_form(name, servers):
-    if servers > 1 and not has_servers(CATALOGUE[name]):
+    if servers > 1 and not facts_of(CATALOGUE[name]).served:
         pytest.skip(f"{name} has no servers")
     for workers in (1, 2, 5):
         result = refsgd.run(name, workers=workers, servers=servers, steps=7, data="quadratic", machine=QUICK)
@@ -231,7 +232,7 @@ def test_a_problem_for_another_number_of_workers_is_refused():
                                  r"classification\(..., workers=4\)"):
             refsgd.run("bsp", problem(made), workers=workers, epochs=1)
     with pytest.raises(refsgd.experiment.prepare.Usage,
-                       match=r"problem for 4 workers, run with 1 \(sequential has one\)"):
+                       match=r"problem for 4 workers, run with 1 \(one for all workers\)"):
         refsgd.run("sequential", problem(4), workers=4, epochs=1)
     for name, workers in (("bsp", 4), ("sequential", 1)):
         assert refsgd.run(name, problem(workers), workers=workers, steps=2).problem["workers"] == workers
@@ -249,5 +250,5 @@ def test_names_that_are_no_text_are_refused_in_one_line(arguments, said):
 
 
 def test_an_algorithm_that_is_no_name_is_refused_in_one_line():
-    with pytest.raises(refsgd.experiment.prepare.Usage, match="is unknown; expected one of sequential, bsp"):
+    with pytest.raises(refsgd.experiment.prepare.Usage, match="is unknown; expected one of independent, sequential"):
         prepare(["bsp"], steps=1)

@@ -14,8 +14,8 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.cli import build_parser, parsed
-from refsgd.experiment.options.exchanges import refusal
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -227,9 +227,9 @@ def test_the_table_of_exchanges_covers_the_catalogue():
     assert list(found) == list(CATALOGUE)
     for name, (*cells, why) in found.items():
         for options, cell in zip(COLUMNS, cells, strict=True):
-            granted = [option for option in options if not refusal(name, option)]
+            granted = [option for option in options if not facts_of(CATALOGUE[name]).refusal(option)]
             assert bool(cell) == bool(granted)
-            assert all(refusal(name, option) in why for option in options if option not in granted)
+            assert all(facts_of(CATALOGUE[name]).refusal(option) in why for option in options if option not in granted)
     assert found["bsp"][:4] == ["yes", "backward, both", "", "yes"] and found["dgc"][1:4] == ["backward", "yes", ""]
     assert found["downpour"][1] == "backward" and "do not wait for the answer" in found["downpour"][4]
     assert found["gosgd"][:4] == [""] * 4 and found["gosgd"][4].startswith("it exchanges parameters")

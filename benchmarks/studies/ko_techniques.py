@@ -22,8 +22,9 @@ from benchmarks.studies.study import (
     judged,
     untestable,
 )
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import EXCHANGE, facts_of
 from refsgd.cluster.presets import load_machine
-from refsgd.experiment.options.exchanges import TAKES, refusal
 from refsgd.problems.nn import nets
 
 SERVERS = 8
@@ -63,7 +64,7 @@ def options(algorithm: str, technique: str, sizes: Mapping[str, int]) -> dict[st
 def why_not(algorithm: str, technique: str) -> str:
     """Why the library refuses the technique under this algorithm; empty if it does not."""
     asked = options(algorithm, technique, LARGE)
-    return next((reason for option in asked if option in TAKES and (reason := refusal(algorithm, option))), "")
+    return next((reason for option in asked if option in EXCHANGE and (reason := facts_of(CATALOGUE[algorithm]).refusal(option))), "")
 
 
 def taken(algorithms: Sequence[str], techniques: Sequence[str] = tuple(TECHNIQUES)) -> list[tuple[str, str]]:
@@ -244,7 +245,7 @@ def _compression(seconds: Mapping[Case, float], long: Mapping[Case, float]) -> l
                shape=True),
         untestable("compression does not help algorithms that exchange parameters", "first principles",
                    "it is defined on gradients, whose rest is kept for later; under easgd it is refused: "
-                   + refusal("easgd", "compress"))]
+                   + facts_of(CATALOGUE["easgd"]).refusal("compress"))]
 
 
 def _together(seconds: Mapping[Case, float]) -> Claim:

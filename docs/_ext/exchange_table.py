@@ -3,13 +3,10 @@ not, from the table by which the library refuses them."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.exchange import Exchange
-from refsgd.experiment.arguments import Usage
-from refsgd.experiment.options.exchanges import TAKES, check, refusal
+from refsgd.algorithms.facts import EXCHANGE, facts_of
 
 if TYPE_CHECKING:
     from docutils import nodes
@@ -19,27 +16,19 @@ if TYPE_CHECKING:
 COLUMNS = (("layout", "balance", "priority"), ("overlap",), ("bucket",), ("compress", "feedback"))
 
 
-def overlaps(name: str) -> str:
-    """The overlaps that an algorithm takes by default, and the reason against `both`."""
-    try:
-        check(name, {}, Exchange(overlap="both"), SimpleNamespace(layers=()))  # type: ignore[arg-type]
-        return "backward, both"
-    except Usage as error:
-        return "backward; " + str(error).partition(": ")[2].partition(";")[0]
-
-
 def row(name: str) -> list[str]:
     """The algorithm, what it takes in each column, and why it does not take the rest."""
-    cells, reasons = [], dict[str, list[str]]()
+    facts, cells, reasons = facts_of(CATALOGUE[name]), [], dict[str, list[str]]()
+    against = facts.because.get("overlap both", "")
     for options in COLUMNS:
-        taken = [option for option in options if not refusal(name, option)]
-        kind = overlaps(name).partition(";")[0] if taken == ["overlap"] else "yes"
+        taken = [option for option in options if not facts.refusal(option)]
+        kind = "yes" if taken != ["overlap"] else "backward" if against else "backward, both"
         cells.append("" if not taken else kind if len(taken) == len(options) else ", ".join(taken))
         for option in options:
-            if reason := refusal(name, option):
+            if reason := facts.refusal(option):
                 reasons.setdefault(reason, []).append(option)
     if cells[1] == "backward":
-        reasons[overlaps(name).partition("; ")[2]] = ["overlap both"]
+        reasons[against] = ["overlap both"]
     every = sum(map(len, COLUMNS))
     said = [reason if len(options) == every else f"{', '.join(options)}: {reason}"
             for reason, options in reasons.items()]
@@ -61,7 +50,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
         def make(self) -> list[nodes.Node]:
             """The table."""
-            assert {option for options in COLUMNS for option in options} == set(TAKES)
+            assert {option for options in COLUMNS for option in options} == set(EXCHANGE)
             return self.markdown(table())
 
     app.add_directive("exchange-table", ExchangeTable)

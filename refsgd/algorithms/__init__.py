@@ -2,7 +2,8 @@
 
 `CATALOGUE` maps the names of the command line to deployment functions
 ``f(problem, workers, steps, sgd[, servers, rotated], *, options)``; the keyword-only parameters are the
-algorithm's own options, the others mean the same everywhere.
+algorithm's own options, the others mean the same everywhere.  They are found: every function that declares
+its `refsgd.algorithms.facts` in a module of one of the `FAMILIES`.
 
 Parameters
 ----------
@@ -22,62 +23,25 @@ rotated : bool
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
-from refsgd.algorithms.allreduce import allreduce, dgc, zero
-from refsgd.algorithms.averaging import diloco, easgd, local_sgd, post_local
-from refsgd.algorithms.baselines import independent, sequential
-from refsgd.algorithms.gossip import adpsgd, dpsgd, gosgd, pair_averaging, sgp
-from refsgd.algorithms.pipeline import gpipe, pipedream
-from refsgd.algorithms.server import (
-    approximate,
-    asp,
-    backup_workers,
-    bsp,
-    consgd,
-    dc_asgd,
-    downpour,
-    dssp,
-    dynsgd,
-    sandblaster,
-    softsync,
-    ssp,
-    staleness_aware,
-    strads,
-)
-from refsgd.algorithms.shared_memory import hogwild
+from refsgd.algorithms.facts import declared
 from refsgd.effects import Deployment
 
+FAMILIES = ("baselines", "server", "averaging", "allreduce", "gossip", "shared_memory", "pipeline")
+
+
+def _modules() -> Iterator[ModuleType]:
+    """The modules of all families, in the order of their names within a family."""
+    for family in FAMILIES:
+        package = importlib.import_module(f"{__name__}.{family}")
+        for found in sorted(pkgutil.iter_modules(package.__path__), key=lambda found: found.name):
+            yield importlib.import_module(f"{package.__name__}.{found.name}")
+
+
 CATALOGUE: dict[str, Callable[..., Deployment]] = {
-    "sequential": sequential.sequential,
-    "bsp": bsp.bsp,
-    "asp": asp.asp,
-    "ssp": ssp.ssp,
-    "easgd": easgd.easgd,
-    "downpour": downpour.downpour,
-    "backup-workers": backup_workers.backup_workers,
-    "softsync": softsync.softsync,
-    "staleness-aware": staleness_aware.staleness_aware,
-    "dc-asgd": dc_asgd.dc_asgd,
-    "consgd": consgd.consgd,
-    "dynsgd": dynsgd.dynsgd,
-    "dssp": dssp.dssp,
-    "approximate": approximate.approximate,
-    "allreduce": allreduce.allreduce,
-    "dgc": dgc.dgc,
-    "zero": zero.zero,
-    "gosgd": gosgd.gosgd,
-    "adpsgd": adpsgd.adpsgd,
-    "pair-averaging": pair_averaging.pair_averaging,
-    "independent": independent.independent,
-    "hogwild": hogwild.hogwild,
-    "local-sgd": local_sgd.local_sgd,
-    "post-local": post_local.post_local,
-    "diloco": diloco.diloco,
-    "dpsgd": dpsgd.dpsgd,
-    "sgp": sgp.sgp,
-    "gpipe": gpipe.gpipe,
-    "pipedream": pipedream.pipedream,
-    "sandblaster": sandblaster.sandblaster,
-    "strads": strads.strads,
-}
+    name.replace("_", "-"): function for module in _modules() for name, function in vars(module).items()
+    if declared(function) and function.__module__ == module.__name__}

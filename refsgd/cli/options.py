@@ -13,6 +13,7 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import EXCHANGE
 from refsgd.cluster import placement
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
@@ -22,7 +23,6 @@ from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, s
 from refsgd.experiment.execution.perform import RUNTIMES
 from refsgd.experiment.functions import deployment_function
 from refsgd.experiment.options.architectures import ARCHITECTURES, named
-from refsgd.experiment.options.exchanges import TAKES
 from refsgd.experiment.options.problems import default_net
 from refsgd.experiment.options.rules import OPTIMISERS
 from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, DEFAULT_STEPS, Training, Usage
@@ -415,7 +415,7 @@ def own_given(args: argparse.Namespace) -> dict[str, Any]:
 
 def exchange_given(args: argparse.Namespace) -> dict[str, Any]:
     """The exchange's options that were given."""
-    given = {name: value for name in TAKES if (value := getattr(args, name)) is not None}
+    given = {name: value for name in EXCHANGE if (value := getattr(args, name)) is not None}
     return given | {"feedback": given["feedback"] == "on"} if "feedback" in given else given
 
 

@@ -10,10 +10,11 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 
+from refsgd.algorithms.facts import declared, facts_of
 from refsgd.cli.options import arguments_of, common, player_file
 from refsgd.cli.outputs import compile_kernels, notice, progress, show
-from refsgd.experiment.functions import catalogue_name, deployment_function
-from refsgd.experiment.prepare import Usage, has_servers, prepare
+from refsgd.experiment.functions import deployment_function
+from refsgd.experiment.prepare import Usage, prepare
 from refsgd.experiment.result import Result
 from refsgd.experiment.run import RunOptions, carry_out
 from refsgd.runtimes.faults import POLICIES
@@ -84,8 +85,9 @@ def one_voice(rank: int) -> Iterator[None]:
 def _hosts_of_servers(args: argparse.Namespace, workers: int) -> int:
     """How many hosts a deployment has besides those of its workers."""
     _, function = deployment_function(args.algorithm)
-    if args.colocated or has_servers(function) or catalogue_name(function):
-        return (args.servers or 1) * (has_servers(function) and not args.colocated)
+    served = facts_of(function).served
+    if args.colocated or served or declared(function):
+        return (args.servers or 1) * (served and not args.colocated)
     given = {**arguments_of(args), "workers": workers, "machine": None}
     experiment = prepare(args.algorithm, **given)  # only the function knows which servers it has
     return len(set(experiment.machine.place(experiment.deploy()).values())) - workers

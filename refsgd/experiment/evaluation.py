@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from refsgd.effects import Array, ranks
-from refsgd.experiment.options import pipelines
 from refsgd.experiment.options.exchanges import largest_server
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import (
@@ -77,7 +76,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
     rank = ranks(experiment.deploy())
     servers_of_run = {rank[node] for node in trace.nodes if not trace.is_worker(node)}
-    if pipelines.portioned(experiment.function):  # whose workers all compute gradients of one share
+    if experiment.facts.portions:  # whose workers all compute gradients of one share
         rank = dict.fromkeys(rank, 0)
     if not problem.describe.get("shape_only"):
         x = final_parameters(run)

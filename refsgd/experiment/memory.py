@@ -15,18 +15,13 @@ from refsgd.algorithms.adaptive import LARS, Adam
 from refsgd.algorithms.exchange import of
 from refsgd.cluster.links import Network
 from refsgd.effects import ranks, roles
-from refsgd.experiment.options import pipelines
-from refsgd.experiment.options.exchanges import ANSWERED, REDUCED, largest_server
+from refsgd.experiment.options.exchanges import largest_server
 
 if TYPE_CHECKING:
     from refsgd.experiment.prepare import Experiment
     from refsgd.theory import Figures, Prediction
     from refsgd.trace import Run
 
-#: servers that average several gradients
-COLLECTING = ("bsp", "backup-workers", "softsync", "staleness-aware")
-#: workers that leave the update to servers
-PUSHING = (*ANSWERED, "backup-workers")
 TOLD = "the largest sum at one moment; without the interpreter, its modules, the data and a history"
 
 
@@ -37,7 +32,7 @@ def of_nodes(e: Experiment) -> dict[str, Prediction]:
     servers = [node for node in deployment if kind[node] == "server"]
     # without servers, `e.servers` means nothing, and may be a number of parts that no memory holds
     found = dict(zip(servers, _of_servers(e, len(servers)), strict=True)) if servers else {}
-    stages = _of_stages(e) if pipelines.staged(e.function, e.options) else []
+    stages = _of_stages(e) if e.facts.staged else []
     batches = e.batches
     by_batch = {} if stages else {batch: _of_worker(e, batch) for batch in set(batches)}
     for node in deployment:
@@ -53,7 +48,7 @@ def of_roles(e: Experiment) -> dict[str, Prediction]:
     found: dict[str, Prediction] = {}
     for node, p in of_nodes(e).items():
         role = kind[node]
-        name = "memory_" + ("stage" if role == "worker" and pipelines.staged(e.function, e.options) else role)
+        name = "memory_" + ("stage" if role == "worker" and e.facts.staged else role)
         if name not in found or p.value > found[name].value:
             found[name] = p
     return found
@@ -105,15 +100,16 @@ def _of_worker(e: Experiment, batch: int) -> Prediction:
 
     d, chain, how = e.problem.x0.size, e.problem.chain, of(e.problem)
     held = chain.held(batch) if chain else 0.0
-    optimiser, update = ("sgd", 0) if e.known in PUSHING else _rule(e)
-    if e.known == "zero":
+    holds = e.facts.holds
+    optimiser, update = ("sgd", 0) if holds == "pushed" else _rule(e)
+    if holds == "shards":
         largest = max(part.stop - part.start for part in e.problem.layers.parts) if e.problem.layers else d
-        found = memory.zero(d, e.workers, int(e.options.get("stage", 3)), largest, optimiser=optimiser)
+        found = memory.zero(d, e.workers, int(e.own["stage"]), largest, optimiser=optimiser)
         return _with(found, {"activations": held, "working copies": update * 4 * d / e.workers})
-    alone = e.known in ("sequential", "independent") or (e.workers == 1 and e.known in REDUCED)
+    alone = holds == "alone" or (e.workers == 1 and holds == "summed")
     # A collective has the weighted gradient, partial sums, their sum and the mean beside the gradient.
-    working = 3 + 1 / e.workers if e.known in REDUCED and not alone else update
-    residual = 4 * d * (2 if e.known == "dgc" else 1 if how.codec and how.feedback else 0)
+    working = 3 + 1 / e.workers if holds == "summed" and not alone else update
+    residual = 4 * d * (2 if e.facts.codec else 1 if how.codec and how.feedback else 0)
     found = memory.worker(d, held, 1, optimiser=optimiser, buffers=0 if alone else 4 * d,
                           working=max(working, update))
     return _with(found, {"codec residual": residual})
@@ -125,10 +121,9 @@ def _of_servers(e: Experiment, count: int) -> list[Prediction]:
     optimiser, update = _rule(e)
     sizes = [part.stop - part.start for part in of(e.problem).cut(e.problem, e.servers)]
     if len(sizes) != count:  # a part of each stage, or a whole copy in each data centre
-        sizes = [e.problem.x0.size // (1 if e.known == "approximate" else max(count, 1))] * count
-    collects = e.known in COLLECTING
+        sizes = [e.problem.x0.size // (1 if e.facts.copies else max(count, 1))] * count
     return [memory.server(size, workers=e.workers, optimiser=optimiser, collects=True,
-                          working=update + collects) for size in sizes]
+                          working=update + e.facts.collects) for size in sizes]
 
 
 def _of_stages(e: Experiment) -> list[Prediction]:
@@ -136,7 +131,7 @@ def _of_stages(e: Experiment) -> list[Prediction]:
     from refsgd.theory.phenomena import memory
 
     optimiser, update = _rule(e)
-    options, depth = e.options, e.workers // e.replicas
+    options, depth = e.own, e.workers // e.replicas
     chunks, steps = int(options.get("chunks", 1)), max(e.steps, 1)
     stages, batch = e.problem.split(depth * chunks, str(options.get("cut", "balance"))), max(e.batches)
     found: list[Prediction] = []
@@ -145,8 +140,8 @@ def _of_stages(e: Experiment) -> list[Prediction]:
         size = sum(stage.x0.size for stage in own)
         crossing = 2 * max(block.nbytes for stage in own for block in stage.blocks)
         crossing *= e.problem.chain is not None
-        if e.known != "pipedream":
-            m = max(1, min(int(options.get("micro", 4 if e.known == "gpipe" else 1)), batch))
+        if e.facts.holds == "stages":
+            m = max(1, min(int(options.get("micro", 1)), batch))
             kept = min(m, flight) if options.get("passes") == "1f1b" and chunks == 1 else m
             rows = [batch * (j + 1) // m - batch * j // m for j in range(kept)]
             held = sum(stage.held(each) for stage in own for each in rows)

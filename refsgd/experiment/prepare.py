@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -10,6 +9,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.exchange import PLAIN, of
+from refsgd.algorithms.facts import EXCHANGE, Facts, declared, facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.devices import written
 from refsgd.cluster.links import Network
@@ -56,11 +56,6 @@ def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
     return [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
 
 
-def has_servers(function: Callable[..., Deployment]) -> bool:
-    """Whether a deployment function has parameter servers."""
-    return "servers" in inspect.signature(function).parameters
-
-
 def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
     """An algorithm's own options, with defaults for those not given."""
     return {name: p.default for name, p in options_of(function).items()} | dict(options)
@@ -84,21 +79,26 @@ class Experiment:
     algorithm: str = ""
     arguments: dict[str, Any] | None = None  #: those of `prepare` as JSON values; None for a user's problem
 
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts that the algorithm declares, with these options."""
+        return facts_of(self.function, self.options)
+
     @property
-    def known(self) -> str:
-        """The name in the catalogue; empty for a user's own algorithm, whatever it is called."""
-        return catalogue_name(self.function)
+    def own(self) -> dict[str, Any]:
+        """The algorithm's own options, with defaults for those not given."""
+        return with_defaults(self.function, self.options)
 
     @property
     def replicas(self) -> int:
         """How many shares of the data there are."""
-        return pipelines.replicas(self.function, self.workers, self.options)
+        return pipelines.replicas(self.facts, self.workers, self.options)
 
     @property
     def batches(self) -> list[int]:
         """Images in each worker's gradient; a pipeline's first stage, in each replica, has them all."""
         said = self.problem.describe
-        if pipelines.portioned(self.function):
+        if self.facts.portions:
             return [said["batch"]] * self.workers
         found = said.get("batches") or [said["batch"]] * self.replicas
         return found + [0] * (self.workers - self.replicas)
@@ -106,7 +106,7 @@ class Experiment:
     @property
     def gradients(self) -> float:
         """Gradients of each worker: one a step, or its portions of the data."""
-        if not pipelines.portioned(self.function):
+        if not self.facts.portions:
             return self.steps
         count = self.options.get("portions") or self.problem.describe.get("steps_per_epoch", 2 * self.workers)
         return float((self.steps + 1) * count / self.workers)
@@ -124,7 +124,7 @@ class Experiment:
     def work(self) -> list[list[float]]:
         """Floating-point operations of the gradients of each worker in the first epoch, step by step."""
         steps = int(self.problem.describe.get("steps_per_epoch", 100))
-        if not pipelines.portioned(self.function):
+        if not self.facts.portions:
             steps = min(self.steps, steps) or 1
         known = self.problem.work
         return [[known(i % self.replicas, t) for t in range(steps)]
@@ -149,7 +149,7 @@ class Experiment:
 
     def deploy(self) -> Deployment:
         """A fresh deployment: generators that have not started."""
-        taken = inspect.signature(self.function).parameters
+        taken = self.facts.given
         given = {"servers": self.servers, "rotated": self.machine.colocated and self.servers == self.workers}
         options = {name: value for name, value in given.items() if name in taken} | self.options
         check_function(self.name, self.function, options)
@@ -163,7 +163,7 @@ class Experiment:
     def _made(self, options: Mapping[str, Any]) -> Deployment:
         return self.function(self.problem, self.workers, self.steps, self.sgd, **options)
 
-    def _where(self, deployment: Deployment, taken: Mapping[str, Any]) -> dict[str, list[int]]:
+    def _where(self, deployment: Deployment, taken: Sequence[str]) -> dict[str, list[int]]:
         """Numbers of each worker's host and group, if the machine has them and the algorithm takes them."""
         m = self.machine
         if not (("hosts" in taken and m.hosts) or ("groups" in taken and m.groups)):
@@ -179,18 +179,19 @@ class Experiment:
         """Closed forms for this experiment, and the reasons for missing ones."""
         from refsgd import theory
 
-        if self.known not in theory.ALGORITHMS:
-            why = theory.OPEN.get(self.known, f"no formula knows {self.name}")
+        facts = self.facts
+        if not facts.formula:
+            why = facts.no_formula or f"no formula knows {self.name}"
             return theory.Figures().without(f"{why}; simulate it: --kind simulated", *theory.FIGURES)
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",
                                             *theory.FIGURES)
-        options = with_defaults(self.function, self.options)
-        plan = exchanges.plan(self.known, options, self.problem, self.servers, self.machine.codec)
+        options = self.own
+        plan = exchanges.plan(facts, options, self.problem, self.servers, self.machine.codec)
         found = theory.predict(
-            self.known, self.priced, workers=self.workers, servers=self.servers,
+            facts.formula, self.priced, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
-            options=options, plan=plan, pipeline=pipelines.plan(self.function, options, self.problem,
+            options=options, plan=plan, pipeline=pipelines.plan(facts, options, self.problem,
                                                                 self.workers, self.steps))
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
@@ -249,25 +250,25 @@ class Training:
         check_kind(bool, "True or False", priority=self.priority, feedback=self.feedback,
                    scale_lr=self.scale_lr)
 
-    def on_machine(self, name: str) -> tuple[int, Machine]:
-        """The number of workers of an algorithm, and the machine for that number."""
+    def on_machine(self, single: bool) -> tuple[int, Machine]:
+        """The number of workers of an algorithm, which may have a `single` one, and the machine for it."""
         machine = DEFAULT_MACHINE if self.machine is None else self.machine
         if not isinstance(machine, Machine):
             raise Usage(f"machine {machine!r}; expected a refsgd.Machine: "
                         "refsgd.cluster.presets.load_machine reads a preset or a file")
-        if name != "sequential" or len(machine.speeds) != 1:
+        if not single or len(machine.speeds) != 1:
             check_speeds(machine, self.workers, self.servers)
-        return (1, machine.for_workers(1)) if name == "sequential" else (self.workers, machine)
+        return (1, machine.for_workers(1)) if single else (self.workers, machine)
 
-    def problem(self, own: Problem | None, name: str, workers: int, batch: int | Sequence[int]) -> Problem:
-        """The problem named by `data` and `net`, or the given one."""
+    def problem(self, own: Problem | None, share: str, workers: int, batch: int | Sequence[int]) -> Problem:
+        """The problem named by `data` and `net`, or the given one, for this many shares of the data."""
         if own is None:
             return build_problem(self.data, self.net or default_net(self.data), workers, batch, self.seed,
                                  self.shards, self.validation)
         if not isinstance(batch, int):
             raise Usage(f"batch {text_of(batch)} with your own problem; expected its images(rank, t) to say "
                         "how many images a gradient has")
-        return own_problem(own, name, workers, self.workers)
+        return own_problem(own, share, workers)
 
     def length(self, problem: Problem, whole: bool) -> int:
         """Iterations of each worker, or steps that each take the `whole` data."""
@@ -291,21 +292,20 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     if "lr" not in arguments and training.optimiser in rules.OPTIMISERS:
         training = replace(training, lr=rules.OPTIMISERS[training.optimiser][1])
     check_options(name, function, options, ["problem", *shared])
-    if training.servers != 1 and not known and not has_servers(function):
+    facts = facts_of(function, options)
+    if training.servers != 1 and not known and not facts.served:
         raise Usage(f"servers {training.servers} with {name}, whose function does not take their number; "
                     "expected 1, or a parameter servers before the star")
-    workers, machine = training.on_machine(known)
-    replicas = pipelines.replicas(function, workers, options)
-    whole = pipelines.portioned(function)
-    together = known == "sequential" or whole or (pipelines.staged(function, options) and replicas == 1)
-    batch = batches_of(training.batch, replicas, machine, together)
+    workers, machine = training.on_machine(facts.single)
+    replicas = pipelines.replicas(facts, workers, options)
+    batch = batches_of(training.batch, replicas, machine, facts.share != "worker" and replicas == 1)
     own = problem is not None
-    problem = training.problem(problem, known, replicas, batch)
-    steps = training.length(problem, whole)
-    rule = rules.rule_of(training, known, options, replicas, steps, problem)
-    exchange = exchanges.exchange_of({option: getattr(training, option) for option in exchanges.TAKES},
+    problem = training.problem(problem, facts.share, replicas, batch)
+    steps = training.length(problem, facts.portions)
+    rule = rules.rule_of(training, name, facts, with_defaults(function, options), replicas, steps, problem)
+    exchange = exchanges.exchange_of({option: getattr(training, option) for option in EXCHANGE},
                                      rule, workers, problem, training.seed)
-    exchanges.check(known, options, exchange, problem)
+    exchanges.check(name, facts if declared(function) else None, exchange, problem)
     if said := exchanges.asked(exchange):
         problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})
     recorded = None
@@ -318,7 +318,7 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
             "machine": machine.to_json()} | options
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
                             training.seed, rule, text, recorded)
-    if said and not known:
+    if said and not declared(function):
         exchanges.try_out(experiment)
     deployment = experiment.deploy()  # refuses wrong options now, before anything runs
     try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from refsgd import __version__
+from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
@@ -28,7 +29,7 @@ from refsgd.experiment.execution.resume import (
 )
 from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, source_sha256
 from refsgd.experiment.memory import of_processes
-from refsgd.experiment.prepare import Experiment, Say, has_servers, prepare
+from refsgd.experiment.prepare import Experiment, Say, prepare
 from refsgd.experiment.result import Result
 from refsgd.problems import Problem
 from refsgd.runtimes import replay as replaying
@@ -346,7 +347,7 @@ def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `prepare` in the first line of a record or checkpoint."""
     arguments, nodes = header["arguments"], len(header["nodes"])
     _, function = deployment_function(header["algorithm"])
-    for name in ("workers", "servers") if has_servers(function) else ("workers",):
+    for name in ("workers", "servers") if facts_of(function).served else ("workers",):
         if arguments[name] > nodes:
             raise ValueError(f"arguments.{name} is {arguments[name]}; expected no more than the {nodes} "
                              "nodes")

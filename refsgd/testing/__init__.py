@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from refsgd.algorithms.facts import EXCHANGE
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment
@@ -246,7 +247,7 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
              max_runs: int = 2000, **options: Any) -> Iterator[Finding]:
     """The findings of `check`, each as soon as it is known."""
     name, builds = deployment_function(function)
-    said = {key: options.pop(key) for key in exchanges.TAKES if key in options}
+    said = {key: options.pop(key) for key in EXCHANGE if key in options}
     own = options_for(algorithm, options) if algorithm else options
 
     def deploy(problem: Problem, workers: int, steps: int) -> Deployment:

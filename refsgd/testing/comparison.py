@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
@@ -275,7 +276,7 @@ def _arrives(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
 
     cases = [(known_gradients(np.zeros(4, np.float32), first), 2, 12,
               "12 steps in which only the first gradient is not 0")]
-    if "stages" in inspect.signature(CATALOGUE[name]).parameters:
+    if facts_of(CATALOGUE[name], options).staged:
         cases += [(_squares(n), n, 4, f"4 batches of the net {' '.join(f'x{k}^2' for k in range(n))}")
                   for n in (2, 3)]
     for problem, workers, steps, case in cases:
@@ -349,8 +350,8 @@ def _same_rule(deploy: Deploy, name: str, options: Mapping[str, Any], workers: i
     return f"momentum and schedule as {name}'s"
 
 
-#: algorithms that are not compared: no schedules of several workers, or too many for a few seconds
-NOT_COMPARED = ("sequential", "sandblaster", "gosgd", "pair-averaging")
+#: algorithms that are compared: there are schedules of several workers, and not too many for a few seconds
+COMPARED = [name for name, function in CATALOGUE.items() if facts_of(function).compared]
 
 
 def names_of(name: str) -> list[str]:
@@ -363,9 +364,8 @@ def names_of(name: str) -> list[str]:
 
 def options_for(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with which a function that should be this algorithm is checked in general."""
-    if name in NOT_COMPARED:
-        raise Usage(f"{name} cannot be compared; expected one of "
-                    + ", ".join(each for each in CATALOGUE if each not in NOT_COMPARED))
+    if name not in COMPARED:
+        raise Usage(f"{name} cannot be compared; expected one of {', '.join(COMPARED)}")
     gates = gates_of(name, options)
     return gates[-1].options if gates else options
 

@@ -14,6 +14,7 @@ from refsgd.experiment.options.batches import Batch, weights_of
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.explorer import Counterexample, explore, walk
+from refsgd.runtimes.faults import survives_workers
 from refsgd.testing.findings import RATE, finite, hash_of, ledger, server_lead
 from refsgd.trace import Run
 
@@ -21,8 +22,8 @@ from refsgd.trace import Run
 class _Seen:
     """Observations of the finished runs of one algorithm, and the invariants of each."""
 
-    def __init__(self, name: str, bound: int) -> None:
-        self.name, self.bound = name, bound  #: the bound of ssp's lead, in clocks
+    def __init__(self, most: float, alike: bool) -> None:
+        self.most, self.alike = most, alike  #: the largest lead; whether there is one result
         self.leads, self.staleness, self.finals = set[int](), set[int](), set[str]()
 
     def check(self, run: Run) -> None:
@@ -32,11 +33,10 @@ class _Seen:
         self.leads.add(server_lead(run))
         self.staleness.update(tau for _, tau in run.trace.staleness)
         self.finals.add(hash_of(run))
-        if self.name == "ssp":
-            ahead = max(self.leads)
-            assert ahead <= self.bound, (f"a worker is {counted(ahead, 'clock')} ahead; "
-                                         f"expected at most {self.bound}")
-        if self.name in ("bsp", "allreduce"):
+        ahead = max(self.leads, default=0)
+        assert ahead <= self.most, (f"a worker is {counted(ahead, 'clock')} ahead; "
+                                    f"expected at most {self.most}")
+        if self.alike:
             assert len(self.finals) == 1, ("two schedules ended with different parameters; "
                                            "expected the same bits")
 
@@ -46,7 +46,7 @@ def _write(page: str | Path, deploy: Factory, seen: _Seen, about: str, deaths: i
     from refsgd.display.scheduler import TooLarge, scheduler_html
 
     try:
-        html = scheduler_html(deploy, lambda run: _Seen(seen.name, seen.bound).check(run), hash_of,
+        html = scheduler_html(deploy, lambda run: _Seen(seen.most, seen.alike).check(run), hash_of,
                               name=about, deaths=deaths)
     except TooLarge as found:
         raise Usage(str(found)) from None
@@ -94,7 +94,9 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=RATE,
                          seed=seed, **options)
     name, workers, deploy = experiment.name, experiment.workers, experiment.deploy
-    seen = _Seen(experiment.known, options.get("staleness", 3) + 1)
+    facts = experiment.facts
+    seen = _Seen(facts.gate(experiment.own)[1] + 1 if facts.gate else float("inf"),
+                 facts.timeless and not (deaths and survives_workers(deploy())))
     said = "".join(f" {key}={value}" for key, value in experiment.options.items())
     die = f", up to {counted(deaths, 'death')}" if deaths else ""
     about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}{die}"

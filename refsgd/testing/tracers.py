@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
@@ -45,15 +47,13 @@ class Gate(NamedTuple):
 
 def gates_of(name: str, options: Mapping[str, Any]) -> list[Gate]:
     """The gates by which an algorithm is checked: those of its options, or small ones; [] if it has none."""
-    if name in ("asp", "hogwild"):
-        return [Gate(INF, INF, options)]
-    if name == "ssp":
-        slacks = [options["staleness"]] if "staleness" in options else [0, 1]
-        return [Gate(s, s, {**options, "staleness": s}) for s in slacks]
-    if name == "dssp":
-        pairs = [(0, 1), (1, 1)] if not options else [(options.get("lower", 3), options.get("upper", 15))]
-        return [Gate(lower, upper, {"lower": lower, "upper": upper}) for lower, upper in pairs]
-    return []
+    function = CATALOGUE[name]
+    facts, whole = facts_of(function, options), {**(function.__kwdefaults__ or {}), **options}
+    if facts.gate is None:
+        return []
+    given = {key: whole[key] for case in facts.tight for key in case}
+    cases = facts.tight if facts.tight and not given.keys() & options.keys() else [given]
+    return [Gate(*facts.gate({**whole, **case}), {**options, **case}) for case in cases]
 
 
 def traced(workers: int, steps: int, judge: Judge) -> Problem:

@@ -5,7 +5,7 @@ source, assumptions) and raises `DomainError` if its assumptions do not hold.  `
 algorithm.
 """
 
-from refsgd.theory.predict import ALGORITHMS, OPEN, predict
+from refsgd.theory.predict import ALGORITHMS, predict
 from refsgd.theory.prediction import FIGURES, DomainError, Figures, Prediction
 
-__all__ = ["ALGORITHMS", "FIGURES", "OPEN", "DomainError", "Figures", "Prediction", "predict"]
+__all__ = ["ALGORITHMS", "FIGURES", "DomainError", "Figures", "Prediction", "predict"]

@@ -37,10 +37,6 @@ ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
     "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco, "consgd": ssp, "dynsgd": ssp,
     "dssp": dssp, "approximate": approximate, **GOSSIP, "gpipe": gpipe, "pipedream": pipedream,
 }
-#: algorithms without formulas, and why
-OPEN = {"sandblaster": "how many evaluations a line search takes, and how many portions are computed twice, "
-                       "depends on the data and on chance",
-        "strads": "how many blocks are scheduled together depends on the data and on chance"}
 #: algorithms without servers; on a flat machine each of their workers has its own host
 SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "gpipe", "hogwild", "independent",
               "local-sgd", "pair-averaging", "pipedream", "post-local", "sequential", "sgp", "zero"}

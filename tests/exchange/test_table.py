@@ -7,12 +7,13 @@ import refsgd
 import refsgd.testing
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.exchange import Exchange, of
+from refsgd.algorithms.facts import EXCHANGE, facts_of
 from refsgd.effects import ranks
 from refsgd.experiment.compare import compare
-from refsgd.experiment.options.exchanges import ANSWERED, REDUCED, TAKES, refusal
 from refsgd.problems import integer_gradients
 from refsgd.problems.layers import Part, by_work, whole
 from refsgd.trace import Computed, Received, Sent
+from tests.catalogue import taking
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 SLOW = refsgd.Machine(compute="fixed(0.01)", bandwidth=5e3)  # a gradient takes as long as 50 of its 256 bytes
@@ -21,17 +22,23 @@ HOW = {"layout": {"layout": "layers"}, "balance": {"layout": "layers", "balance"
        "priority": {"layout": "layers", "priority": True}, "overlap": {"overlap": "backward", "servers": 2},
        "overlap both": {"layout": "layers", "overlap": "both"}, "bucket": {"overlap": "backward", "bucket": 100},
        "compress": {"compress": "topk:0.1"}, "feedback": {"compress": "topk:0.1", "feedback": False}}
-ALGORITHMS = [*dict.fromkeys(name for names in TAKES.values() for name in names if name != "allreduce"),
+ALGORITHMS = [*dict.fromkeys(name for option in EXCHANGE for name in taking(option) if name != "allreduce"),
               "allreduce ring", "allreduce halving-doubling"]
-TAKEN = [(name, key) for name in ALGORITHMS for key in HOW
-         if name.split()[0] in (ANSWERED if key == "overlap both" else TAKES[key.split()[0]])]
-#: in real processes: every algorithm and every option; all of the table is slow
-COVER = [("bsp", "overlap both"), ("asp", "layout"), ("ssp", "overlap both"), ("dssp", "overlap"), ("downpour", "compress"),
-         ("easgd", "balance"), ("softsync", "priority"), ("staleness-aware", "feedback"), ("dc-asgd", "overlap"),
-         ("consgd", "compress"), ("dynsgd", "layout"), ("dgc", "bucket"), ("allreduce ring", "bucket"),
-         ("allreduce halving-doubling", "compress")]
+TAKEN = [(name, key) for name in ALGORITHMS for key in HOW if name.split()[0] in taking(key)]
+
+
+def covered():
+    """Every algorithm with one of its options, and every option: each time the one that was used least."""
+    used = dict.fromkeys(HOW, 0)
+    for name in ALGORITHMS:
+        key = min((key for taker, key in TAKEN if taker == name), key=used.__getitem__)
+        used[key] += 1
+        yield name, key
+
+
+COVER = list(covered())  #: in real processes; all of the table is slow
 TCP = [("bsp", "compress"), ("ssp", "balance"), ("allreduce ring", "overlap")]
-REFUSED = [(name, option) for name in CATALOGUE for option in TAKES if name not in TAKES[option]]
+REFUSED = [(name, option) for name in CATALOGUE for option in EXCHANGE if name not in taking(option)]
 VALUES = {"layout": "layers", "balance": "size", "priority": True, "overlap": "backward", "bucket": 64,
           "compress": "topk:0.5", "feedback": False}
 
@@ -96,7 +103,7 @@ def test_an_accepted_option_shows_and_keeps_the_invariants(runtime, name, key):
     shows(name, key, found, runtime)
     refsgd.testing.ledger(found)
     assert np.all(np.isfinite(found.parameters))
-    if name.split()[0] in ("bsp", *REDUCED):
+    if name.split()[0] in ("bsp", "allreduce", "dgc"):
         assert found.parameters_sha256 == run(name, **HOW[key]).parameters_sha256
         if "compress" not in HOW[key] and name != "dgc":  # which chooses entries of each bucket
             assert found.parameters_sha256 == run(name).parameters_sha256
@@ -106,7 +113,7 @@ def test_an_accepted_option_shows_and_keeps_the_invariants(runtime, name, key):
         assert run(name, runtime, **alone).parameters_sha256 == run(name, **alone).parameters_sha256
 
 
-@pytest.mark.parametrize("name", [name for name in TAKES["priority"] if name in TAKES["overlap"]])
+@pytest.mark.parametrize("name", [name for name in taking("priority") if name in taking("overlap")])
 def test_a_lower_layer_overtakes_where_links_serve_by_priority(name):
     """Its gradient is the last that is computed, and leaves before some that were sent before it."""
     def overtakes(**how):
@@ -134,7 +141,7 @@ def test_a_refused_option_is_refused_alike_with_its_reason(name, option):
         with pytest.raises(ValueError, match=f"^{option} {value} with {name}: ") as error:
             refuses()
         said.add(str(error.value))
-    assert len(said) == 1 and refusal(name, option) in said.pop()
+    assert len(said) == 1 and facts_of(CATALOGUE[name]).refusal(option) in said.pop()
 
 
 # -- the identity in every seat ------------------------------------------------------------------------------
@@ -147,7 +154,7 @@ IDENTITY = {"layout": "equal", "balance": "robin", "priority": False, "overlap":
 def test_the_identity_in_every_seat_gives_bits_times_and_bytes_of_before(name):
     """"The identity in every seat (--layout equal, --overlap none, no codec) gives the bits, times and bytes of before":
     the golden record holds those of a run that says nothing, this test that saying it changes nothing."""
-    assert set(IDENTITY) == set(TAKES)
+    assert set(IDENTITY) == set(EXCHANGE)
     how = {"data": "integers", "steps": 4, "workers": 4, "lr": 0.25, "evaluations": 2}
     plain, said = refsgd.run(name, **how), refsgd.run(name, **how, **IDENTITY)
     assert said.to_json() == plain.to_json() and said.schedule_sha256 == plain.schedule_sha256

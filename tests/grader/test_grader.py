@@ -119,7 +119,7 @@ def test_a_lint_error_is_the_only_failure_that_is_explained(tmp_path):
 @pytest.mark.parametrize(("arguments", "says"), [
     (["nothing.py:f", "--as", "ssp"], "expected FILE.py:FUNCTION, of a file that exists"),
     ([f"{PLAIN}:ssp_plain", "--as", "spp"], "did you mean ssp?"),
-    ([f"{PLAIN}:ssp_plain", "--as", "gosgd"], "gosgd cannot be compared; expected one of bsp, asp")])
+    ([f"{PLAIN}:ssp_plain", "--as", "gosgd"], "gosgd cannot be compared; expected one of independent, approximate")])
 def test_wrong_use_is_refused(arguments, says, capsys):
     assert main(["check", *arguments]) == 2
     assert says in capsys.readouterr().err

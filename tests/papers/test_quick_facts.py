@@ -7,9 +7,9 @@ import re
 import pytest
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.server import downpour
 from refsgd.algorithms.sgd import SGD
-from refsgd.experiment.prepare import has_servers
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed, Sent
 from tests.watching import RANDOM, curved
@@ -65,7 +65,7 @@ def pushing():
 
 @pytest.mark.parametrize("name", pushing())
 def test_a_worker_sends_and_gets_what_the_facts_say(name):
-    several = has_servers(CATALOGUE[name])
+    several = facts_of(CATALOGUE[name]).served
     assert quick_facts(name)["messages per worker and iteration"] == ("K up, K down" if several
                                                                       else "1 up, 1 down")
     assert quick_facts(name)["bytes per worker and iteration"].startswith("M up, M down")

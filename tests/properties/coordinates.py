@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.prepare import has_servers
 from refsgd.problems import Problem
 from refsgd.runtimes.faulty import Faulty
+from tests.catalogue import having
 
 UNEQUAL = Machine(compute="exponential(1)", latency=0.1, update="exponential(0.2)", speeds=(1, 0.5, 2))
 FREE = Machine(compute="exponential(1)", speeds=(1, 0.5, 2))
@@ -28,12 +29,12 @@ def rank_of(node):
 
 #: Their workers share each gradient, and each holds a part of the parameters: `tests.papers.test_pipeline` holds
 #: them to the same.
-STAGED = ("gpipe", "pipedream")
+STAGED = having(lambda facts: facts.staged)
 #: Their workers hold a part of the parameters each: `tests.papers.test_zero` compares their updates, bit for bit,
 #: with those of all-reduce SGD, which is held to the same.
-SHARDED = ("zero",)
+SHARDED = having(lambda facts: facts.holds == "shards")
 #: L-BFGS computes each portion of the data again in every step: `tests.papers.test_sandblaster`.
-AGAIN = ("sandblaster",)
+AGAIN = having(lambda facts: facts.portions)
 
 
 class Marked:
@@ -51,7 +52,7 @@ class Marked:
         self.workers, self.steps, self.slices, self.read = workers, steps, slices, {}
         self.size = workers * steps
         centers = deploy.__name__ == "approximate"  # where a slice is what a data centre answers for
-        servers = {"servers": slices} if has_servers(deploy) and not centers else {}
+        servers = {"servers": slices} if facts_of(deploy).served and not centers else {}
         problem = Problem(np.zeros(slices * self.size, np.float32), self._gradient, lambda x: 0.0,
                           images=self.images)
         self.world = Faulty(deploy(problem, workers, steps, sgd, **servers, **options), machine, seed, 1000,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from refsgd.algorithms import CATALOGUE
-from refsgd.experiment.prepare import has_servers
+from refsgd.algorithms.facts import facts_of
 from refsgd.trace import Computed
 from tests.properties.coordinates import AGAIN, SHARDED, STAGED, Marked, rank_of
 from tests.wrong import wrong_deployment
@@ -32,7 +32,7 @@ def updates_of(name, node, marks):
 
 
 def hold_marks(name, deploy, **options):
-    slices = 2 if has_servers(deploy) else 1
+    slices = 2 if facts_of(deploy).served else 1
     run = Marked(deploy, 1 if name == "sequential" else 3, STEPS, slices, **options)
     trace, values = run.trace, run.run.values
     assert {e.work for e in trace.of(Computed)} <= {"gradient", "update", "reduction", "codec"}

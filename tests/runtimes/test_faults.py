@@ -17,10 +17,11 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Mark, Node
 from refsgd.experiment.execution.perform import perform
-from refsgd.experiment.prepare import Usage, has_servers, prepare
+from refsgd.experiment.prepare import Usage, prepare
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import quadratic
 from refsgd.runtimes import faults
@@ -197,14 +198,6 @@ def test_an_unpaced_process_is_slowed_and_its_messages_delayed():
 
 
 # -- deaths --------------------------------------------------------------------------------------------------
-
-
-def test_an_algorithm_that_survives_a_death_says_so():
-    """What the tests expect is what the nodes say; a new algorithm must be stated."""
-    assert {*outcomes.WAITS, *outcomes.STAGED, *outcomes.LOST, "sequential"} == set(CATALOGUE)
-    for name in CATALOGUE:
-        assert survives_workers(prepare(name, data="quadratic", steps=1, workers=4).deploy()) == (
-            name not in (*outcomes.WAITS, *outcomes.STAGED)), name
 
 
 def test_a_run_survives_where_its_servers_say_so_or_without_servers_all_workers():
@@ -492,7 +485,7 @@ def observe(algorithm, fault, member, on_death, runtime):
 
 def check_cases(algorithm, runtime):
     for fault, member, on_death in CASES:
-        if member == "server" and not has_servers(CATALOGUE[algorithm]) and algorithm not in (
+        if member == "server" and not facts_of(CATALOGUE[algorithm]).served and algorithm not in (
             "approximate", "backup-workers"):
             continue
         expected = outcomes.outcome(algorithm, fault, on_death, member == "server")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.baselines.sequential import sequential
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.server.asp import asp
 from refsgd.algorithms.server.bsp import bsp
 from refsgd.algorithms.server.ssp import ssp
@@ -197,7 +198,7 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
     defaults = {k: p.default for k, p in taken.items() if p.kind is p.KEYWORD_ONLY}
     p = predict(name, machine, workers=n, servers=servers, nbytes=4 * D, batch=1, steps=steps,
                 options={**defaults, **options},
-                pipeline=pipelines.plan(function, {**defaults, **options}, PROBLEM, n, steps))
+                pipeline=pipelines.plan(facts_of(function), {**defaults, **options}, PROBLEM, n, steps))
     known = {"servers": servers, "rotated": machine.colocated and servers == n}
     more = {k: v for k, v in known.items() if k in taken} | options
     return p, [simulate(lambda: function(PROBLEM, n, steps, SGD(lr=0.1), **more), machine, seed).trace

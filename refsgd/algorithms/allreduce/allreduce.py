@@ -33,6 +33,7 @@ from functools import partial
 
 from refsgd.algorithms import exchange
 from refsgd.algorithms.allreduce.mean import Collective, Peers, Reduce, by_bucket, communicate, reduction
+from refsgd.algorithms.facts import SUMMED, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy, peers
 from refsgd.algorithms.sgd import SGD
@@ -71,6 +72,7 @@ def seats(workers: int, hosts: Sequence[int] | None, group: int | None) -> tuple
     return sorted(range(workers), key=hosts.__getitem__), group or devices[0]
 
 
+@declare(SUMMED, given=("hosts",), formula="allreduce")
 def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Sequence[int] | None = None, *,
               collective: Collective = "ring", rings: int | None = None, group: int | None = None,
               columns: int | None = None) -> Deployment:

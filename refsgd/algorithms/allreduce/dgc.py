@@ -44,11 +44,16 @@ from dataclasses import replace
 from refsgd.algorithms.allreduce.allreduce import allreduce
 from refsgd.algorithms.compression import codec
 from refsgd.algorithms.exchange import Exchange, of
+from refsgd.algorithms.facts import SUMMED, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
+@declare(SUMMED, takes=("overlap", "bucket"), codec=lambda options: f"dgc:{options['ratio']}", formula="dgc",
+         because={**SUMMED.because, "compress": "it compresses by its own ratio",
+                  "feedback": "its residual is part of the algorithm"},
+         only_sgd="it applies momentum before it chooses entries")
 def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float = 0.01,
         masking: bool = True) -> Deployment:
     """Deploy deep gradient compression, which `refsgd.algorithms.compression` does.

@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms.exchange import passes
+from refsgd.algorithms.facts import Facts, declare
 from refsgd.algorithms.parts import Shard
 from refsgd.algorithms.pipeline.stages import Held
 from refsgd.algorithms.replica import peers
@@ -99,6 +100,10 @@ def train(me: Peer, steps: int, stage: int) -> Program[Held]:
     return Held(me.rank, shard.x)
 
 
+@declare(Facts(
+    because={"": "its stage says what is exchanged and when: whole layers, as soon as they are computed"},
+    layered=True, not_lars="its shards cut through layers, and no peer knows their norms",
+    unshared="the shard of a worker dies", timeless=True, holds="shards", formula="zero"))
 def zero(problem: Any, workers: int, steps: int, sgd: SGD, *, stage: int = 3) -> Deployment:
     """Deploy ZeRO.
 

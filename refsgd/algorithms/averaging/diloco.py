@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period, mean_move
+from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
@@ -64,6 +65,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
     return replica.x
 
 
+@declare(REPLICAS, timeless=True, formula="diloco")
 def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8, outer_lr: float = 0.7,
            outer_momentum: float = 0.9) -> Deployment:
     """Deploy DiLoCo.

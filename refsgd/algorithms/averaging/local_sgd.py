@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
@@ -74,6 +75,7 @@ def check_period(period: int, least: int) -> None:
         raise ValueError(f"period {period}; expected a whole number of steps >= {least}")
 
 
+@declare(REPLICAS, timeless=True, formula="local_sgd")
 def local_sgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8) -> Deployment:
     """Deploy local SGD.
 

@@ -36,12 +36,14 @@ section 3: post-local SGD and its H_(t).
 from __future__ import annotations
 
 from refsgd.algorithms.averaging.local_sgd import check_period, peer
+from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
+@declare(REPLICAS, timeless=True, formula="post_local")
 def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
                switch: int = 46) -> Deployment:
     """Deploy post-local SGD.

@@ -27,6 +27,7 @@ quality of the mean.
 
 from __future__ import annotations
 
+from refsgd.algorithms.facts import ONE_WORKER, Facts, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
@@ -42,6 +43,9 @@ def peer(replica: Replica, problem: Objective, steps: int) -> Program[Array]:
     return replica.x
 
 
+@declare(Facts(
+    because={"": "it exchanges nothing"}, mean_of=ONE_WORKER, lost="its replica", timeless=True,
+    holds="alone", formula="independent"))
 def independent(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
     """Deploy n workers that do not communicate."""
     return deploy(problem, workers, sgd, lambda replica, names: peer(replica, problem, steps), survives=True)

@@ -21,6 +21,7 @@ iteration (5) is this loop.
 
 from __future__ import annotations
 
+from refsgd.algorithms.facts import Facts, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
@@ -37,6 +38,9 @@ def learner(problem: Objective, steps: int, sgd: SGD) -> Program[Array]:
     return x
 
 
+@declare(Facts(
+    share="all", single=True, because={"": "it exchanges nothing"}, lost="there are no others", timeless=True,
+    holds="alone", formula="sequential", compared=False))
 def sequential(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
     """Deploy the single worker; `workers` must be 1."""
     if workers != 1:

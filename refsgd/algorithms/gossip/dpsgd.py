@@ -41,6 +41,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.gossip.graphs import graph_of, metropolis
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Model, Replica, deploy
@@ -93,6 +94,7 @@ def adapt_then_combine(replica: Replica, names: Sequence[str], weights: Mapping[
     return replica.x
 
 
+@declare(REPLICAS, timeless=True, formula="dpsgd")
 def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = "ring",
           order: Order = "cta") -> Deployment:
     """Deploy D-PSGD with Metropolis weights, 1/(deg + 1) for each of the neighbourhood on a regular graph.

@@ -34,6 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Model, Replica, deploy
 from refsgd.algorithms.sgd import SGD
@@ -70,6 +71,8 @@ def respond(replica: Replica) -> Program[None]:
         yield Send(i, Model(replica.x))
 
 
+@declare(REPLICAS, lost="its replica; a peer that asked it skips that average", formula="pair_averaging",
+         compared=False)
 def pair_averaging(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
     """Deploy pair averaging."""
     def main(replica: Replica, names: Sequence[str]) -> Program[Array]:

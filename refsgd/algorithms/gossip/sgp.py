@@ -38,6 +38,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.gossip.graphs import GRAPHS, Graph, graph_of, one_peer_exponential
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
@@ -80,6 +81,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
     return replica.x / weight
 
 
+@declare(REPLICAS, timeless=True, formula="sgp")
 def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
         graph: str = "one-peer-exponential") -> Deployment:
     """Deploy SGP.

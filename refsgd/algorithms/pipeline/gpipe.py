@@ -51,6 +51,7 @@ from typing import Any, Literal
 import numpy as np
 
 from refsgd.algorithms.allreduce.mean import Collective
+from refsgd.algorithms.facts import STAGES, declare
 from refsgd.algorithms.pipeline.stages import Divisible, Held, Worker, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program
@@ -102,6 +103,7 @@ def train(me: Worker, steps: int, micro: int, passes: Passes) -> Program[Held]:
     return me.held
 
 
+@declare(STAGES, formula="gpipe")
 def gpipe(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int | None = None,
           micro: int = 4, cut: str = "balance", passes: Passes = "fill-drain", chunks: int = 1,
           collective: Collective = "ring") -> Deployment:

@@ -40,6 +40,7 @@ from __future__ import annotations
 from typing import Any
 
 from refsgd.algorithms.allreduce.mean import Collective
+from refsgd.algorithms.facts import STAGES, declare
 from refsgd.algorithms.pipeline.stages import Divisible, Held, Worker, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment, Program
@@ -65,6 +66,7 @@ def train(me: Worker, batches: int, vertical: bool) -> Program[Held]:
     return me.held
 
 
+@declare(STAGES, holds="stashed stages", formula="pipedream")
 def pipedream(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int | None = None,
               cut: str = "balance", vertical: bool = False, collective: Collective = "ring") -> Deployment:
     """Deploy PipeDream: each node has a stage.

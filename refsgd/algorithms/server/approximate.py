@@ -40,6 +40,7 @@ from typing import Literal
 
 import numpy as np
 
+from refsgd.algorithms.facts import Facts, declare
 from refsgd.algorithms.parts import Model, Objective, Push, names, worker
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.server.mirrors import Barrier, Copy, Mirror, Significant, Taken
@@ -103,6 +104,10 @@ def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) 
     return [list(range(workers))[center] for center in chunks(workers, count)]
 
 
+@declare(Facts(
+    ("servers", "groups"), because={"": "its servers pick the significant entries themselves"},
+    mean_of="the updates of its data centres are added, which multiplies the rate already",
+    lost="the gradient that it was computing", copies=True, formula="approximate"))
 def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                 groups: Sequence[int] | None = None, *, centers: int | None = None, threshold: float = 0.01,
                 local: Inside = "bsp", staleness: float = 3, barrier: float = 4, ahead: float = 10,

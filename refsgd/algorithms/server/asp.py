@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from refsgd.algorithms.facts import ONE_WORKER, SERVED, declare, each_push, never
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program, RunEnded, Send
@@ -45,6 +46,7 @@ def server(shard: Shard, pushes: int) -> Program[Array]:
     return shard.x
 
 
+@declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="asp", gate=never)
 def asp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
         rotated: bool = False) -> Deployment:
     """Deploy ASP."""

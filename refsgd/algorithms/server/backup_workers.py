@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from refsgd.algorithms.facts import Facts, declare
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
@@ -77,6 +78,11 @@ def server(shard: Shard, workers: Sequence[str], steps: int, needed: int) -> Pro
     return shard.x
 
 
+@declare(Facts(
+    because={"": "its server drops whole gradients, and parts would drop different ones"},
+    mean_of=lambda workers, options: max(1, workers - options["backups"]), holds="pushed",
+    collects=True, formula="backup_workers",
+    lost="nothing that was waited for, up to `backups` deaths; one more blocks, and the run ends"))
 def backup_workers(problem: Objective, workers: int, steps: int, sgd: SGD, *, backups: int = 1) -> Deployment:
     """Deploy synchronous SGD with backup workers.
 

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from refsgd.algorithms.facts import SERVED, Facts, Options, declare
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, rotate
 from refsgd.algorithms.sgd import SGD, mean_gradient
 from refsgd.effects import Array, Deployment, Program, Send
@@ -60,6 +61,14 @@ def server(shard: Shard, workers: Sequence[str], steps: int, aggregation: Aggreg
     return shard.x
 
 
+def mean_of(workers: int, options: Options) -> int:
+    """The mean over all workers; refuses the sum."""
+    if options["aggregation"] == "sum":
+        raise ValueError("the sum of n gradients is already n times their mean")
+    return workers
+
+
+@declare(SERVED, mean_of=mean_of, lost=Facts.lost, timeless=True, collects=True, formula="bsp")
 def bsp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
         aggregation: Aggregation = "mean") -> Deployment:
     """Deploy BSP.

@@ -30,12 +30,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from refsgd.algorithms.facts import SERVED, declare, each_push
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.server import ssp
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
+@declare(SERVED, updates=each_push, formula="ssp",
+         lost="the gradient that it was computing; its weight 1/n is missing")
 def consgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
            rotated: bool = False, *, staleness: float = 3) -> Deployment:
     """Deploy CONSGD.

@@ -35,6 +35,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from refsgd.algorithms.facts import ONE_WORKER, SERVED, declare, each_push
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program, RunEnded, Send
@@ -74,6 +75,8 @@ def compensated(g: Array, drift: Array, mean_square: Array, compensation: float,
     return g + factor * g * g * drift, mean_square
 
 
+@declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="asp",
+         lost="the gradient that it was computing, and its backup")
 def dc_asgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
             rotated: bool = False, *, compensation: float | None = None,
             adaptive: bool = False) -> Deployment:

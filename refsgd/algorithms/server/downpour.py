@@ -37,11 +37,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.exchange import PLAIN, of
+from refsgd.algorithms.facts import ONE_WORKER, PART, SERVED, Facts, Options, declare
 from refsgd.algorithms.parts import Fetch, Model, Servers, Shard, deploy, names
 from refsgd.algorithms.pipeline.gpipe import gradient
 from refsgd.algorithms.pipeline.stages import deploy as pipeline
@@ -115,6 +116,24 @@ def adagrad_step(sgd: SGD, x: Array, squares: Array, a: Array, t: int) -> tuple[
     return x - sgd.rate(t) * a / root, squares
 
 
+def updates(workers: int, steps: int, options: Options) -> int:
+    """One for each push, the last of which is at the end."""
+    return workers * (1 + -(-(steps - 1) // max(1, options["push_every"]))) if steps else 0
+
+
+def facts(options: Options) -> Facts:
+    """Those of workers that are whole, or of replicas in stages."""
+    whole = replace(
+        SERVED, updates=updates, mean_of=ONE_WORKER, holds="replica", formula="downpour",
+        because={**SERVED.because, "overlap both": "its workers do not wait for the answer to a push"},
+        only_sgd="its workers take local steps along the plain gradient, for which it has adagrad",
+        lost="up to `push_every` accrued gradients")
+    return whole if options["stages"] == 1 else replace(
+        whole, share="replica", holds="stages", unshared=PART, takes=(),
+        because={"": "each of its stages sends its part whole"})
+
+
+@declare(facts)
 def downpour(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1,
              rotated: bool = False, *, push_every: int = 1, fetch_every: int = 1,
              adagrad: bool = False, stages: int = 1, micro: int = 1) -> Deployment:
@@ -143,9 +162,6 @@ def downpour(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1,
         return deploy(problem, workers, steps, sgd, servers, rotated,
                       lambda shard, workers: server(shard, messages * len(workers), adagrad),
                       lambda rank, servers: worker(rank, workers, servers, problem, *given))
-    if of(problem) != PLAIN:
-        raise ValueError(f"stages {stages} with options of an exchange; expected none of them: a stage sends "
-                         "its part whole")
     names(workers, servers)  # refuses a run without one or the other
     replicas = workers // max(stages, 1)
     own = [[f"server{s}.part{k * servers + s}" for s in range(servers)] for k in range(stages)]

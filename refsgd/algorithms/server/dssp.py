@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from refsgd.algorithms.facts import ONE_WORKER, SERVED, declare, each_push
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Died, Mark, Program, Send
@@ -91,6 +92,10 @@ def extra(now: int, interval: int, slow: int, slow_interval: int, most: int) -> 
     return min(range(most + 1), key=lambda r: (slow - now - r * interval) % slow_interval)
 
 
+@declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="dssp",
+         lost="the gradient that it was computing; the bound counts the living",
+         gate=lambda options: (options["lower"], options["upper"]),
+         tight=({"lower": 0, "upper": 1}, {"lower": 1, "upper": 1}))
 def dssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
          rotated: bool = False, *, lower: int = 3, upper: int = 15) -> Deployment:
     """Deploy DSSP.

@@ -36,6 +36,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from refsgd.algorithms.facts import SERVED, declare
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
@@ -84,6 +85,9 @@ def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -
     return shard.x
 
 
+@declare(SERVED, formula="ssp",
+         only_sgd="it revises earlier updates, which is possible only while they are sums of gradients",
+         lost="the gradient that it was computing; the means of open clocks are over fewer")
 def dynsgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
            rotated: bool = False, *, staleness: float = 3) -> Deployment:
     """Deploy DYNSGD.

@@ -36,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from refsgd.algorithms.facts import Facts, declare
 from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.portions import Crew, dismiss, evaluate, worker
 from refsgd.algorithms.server.vector_shards import OLD_G, OLD_X, PAIRS, G, P, X, combine, dot, parameter_shard
@@ -86,6 +87,14 @@ def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]], rat
         yield from combine(shards, P, 1, P, alpha[s] - beta, s)  # p = p + (alpha_i - beta) s_i
 
 
+@declare(Facts(
+    ("servers",), "all", portions=True, because={"": "its shards compute with whole vectors, in equal parts"},
+    mean_of="each of its steps uses all data, for any number of workers",
+    only_sgd="its pairs say where to go",
+    unscheduled="its line search sets the length of a step, the rate only that of the first",
+    lost="nothing: others compute its portions", timeless=True, compared=False,
+    no_formula="how many evaluations a line search takes, and how many portions are computed twice, depends "
+               "on the data and on chance"))
 def sandblaster(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1, *,
                 portions: int | None = None, history: int = 5) -> Deployment:
     """Deploy L-BFGS.

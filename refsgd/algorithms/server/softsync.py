@@ -33,6 +33,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from refsgd.algorithms.facts import SERVED, Options, declare
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
@@ -67,6 +68,18 @@ def gradients_per_update(workers: int, splitting: int | None) -> int:
     return workers // splitting
 
 
+def mean_of(workers: int, options: Options) -> int:
+    """Gradients in an update."""
+    return gradients_per_update(workers, options["splitting"])
+
+
+def updates(workers: int, steps: int, options: Options) -> int:
+    """Updates of c gradients, of which the last may have fewer."""
+    return -(-workers * steps // mean_of(workers, options))
+
+
+@declare(SERVED, updates=updates, mean_of=mean_of, collects=True, formula="softsync",
+         lost="its gradient, and at the end those of a step that is no longer filled")
 def softsync(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
              rotated: bool = False, *, splitting: int = 1) -> Deployment:
     """Deploy n-softsync.

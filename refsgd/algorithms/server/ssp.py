@@ -37,10 +37,12 @@ distributed ML at scale through parameter server consistency models", AAAI 2015 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from refsgd.algorithms.facts import ONE_WORKER, SERVED, Facts, Options, declare, each_push
 from refsgd.algorithms.parts import Objective, Push, Servers, Shard, deploy
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
@@ -117,6 +119,20 @@ def row_server(shard: Shard, workers: Sequence[str], steps: int, eager: bool) ->
     return shard.x
 
 
+def facts(options: Options) -> Facts:
+    """Those of a server that answers each push, or of caches."""
+    alike = replace(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="ssp",
+                    lost=f"{SERVED.lost}; the bound counts the living",
+                    gate=lambda options: (options["staleness"], options["staleness"]),
+                    tight=({"staleness": 0}, {"staleness": 1}))
+    return alike if options["refresh"] == "fresh" else replace(
+        alike, only_sgd="its caches make their own steps along the plain gradient; with refresh fresh there "
+                        "are none",
+        because={**alike.because,
+                 "overlap both": "its caches do not wait for the answer to a push; refresh fresh does"})
+
+
+@declare(facts)
 def ssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
         staleness: float = 3, refresh: Refresh = "fresh") -> Deployment:
     """Deploy SSP.

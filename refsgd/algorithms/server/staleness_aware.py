@@ -32,6 +32,7 @@ from typing import Literal
 
 import numpy as np
 
+from refsgd.algorithms.facts import SERVED, declare
 from refsgd.algorithms.parts import Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp, softsync
 from refsgd.algorithms.sgd import SGD
@@ -70,6 +71,7 @@ def server(shard: Shard, workers: Sequence[str], pushes: int, size: int, rule: R
     return (yield from softsync.server(shard, workers, pushes, size, update, rule))
 
 
+@declare(SERVED, updates=softsync.updates, mean_of=softsync.mean_of, collects=True, formula="staleness_aware")
 def staleness_aware(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                     rotated: bool = False, *, splitting: int | None = None,
                     rule: Rule = "zhang") -> Deployment:

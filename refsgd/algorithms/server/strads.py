@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refsgd.algorithms.facts import Facts, declare
 from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.blocks import Matrix, Policy, between, check, put, schedule, take
 from refsgd.algorithms.sgd import SGD, mean_gradient
@@ -112,6 +113,10 @@ def worker(rank: int, problem: Any, cut: Sequence[slice], steps: int) -> Program
     return x
 
 
+@declare(Facts(
+    because={"": "its scheduler says which blocks are exchanged, and none travels in parts"},
+    only_sgd="it updates some blocks at a time, and averages would count all updates", timeless=True,
+    no_formula="how many blocks are scheduled together depends on the data and on chance"))
 def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy = "fixed",
            blocks: int | None = None, width: int | None = None, rho: float = 0.5,
            eps: float = 1e-3) -> Deployment:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from refsgd.algorithms.facts import ONE_WORKER, Facts, declare, never
 from refsgd.algorithms.parts import Objective, names
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Add, Array, Cell, Compute, Deployment, Load, Mark, Node, Program
@@ -56,6 +57,10 @@ def worker(rank: int, shared: Cell, problem: Objective, steps: int, sgd: SGD, at
     return shared
 
 
+@declare(Facts(
+    because={"": "it shares memory and sends nothing"}, mean_of=ONE_WORKER,
+    only_sgd="it shares only parameters, and no node keeps the state of a rule",
+    lost="what it has not added yet", formula="hogwild", gate=never))
 def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: bool = True,
             parts: int = 8) -> Deployment:
     """Deploy Hogwild!.

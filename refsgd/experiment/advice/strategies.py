@@ -14,6 +14,7 @@ import numpy as np
 
 from refsgd import theory
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster import devices, prices
 from refsgd.cluster.distributions import Distribution
@@ -22,7 +23,7 @@ from refsgd.cluster.units import written
 from refsgd.experiment.advice.candidates import EVIDENCE, PYTORCH, Candidate, group_of
 from refsgd.experiment.options import exchanges
 from refsgd.experiment.options.problems import build_problem
-from refsgd.experiment.prepare import has_servers, predict, with_defaults
+from refsgd.experiment.prepare import predict, with_defaults
 from refsgd.problems import Problem
 from refsgd.theory.estimate import check_distribution
 from refsgd.theory.phenomena import memory, staleness
@@ -117,7 +118,7 @@ class Plan:
         self.function = CATALOGUE[candidate.algorithm]
         if candidate.algorithm == "backup-workers":
             self.servers = 1
-        elif not has_servers(self.function):
+        elif not facts_of(self.function).served:
             self.servers = 0
         else:
             self.servers = case.workers if candidate.colocated else case.servers
@@ -139,7 +140,7 @@ class Plan:
         problem = _shape(case.net or str(case.parameters))
         how = exchanges.exchange_of(given, SGD(0.0), case.workers, problem)
         problem = replace(problem, exchange=how)
-        return exchanges.plan(self.candidate.algorithm, {}, problem, max(self.servers, 1), case.machine.codec)
+        return exchanges.plan(facts_of(self.function), {}, problem, max(self.servers, 1), case.machine.codec)
 
     @cached_property
     def metrics(self) -> dict[str, Prediction]:
@@ -256,7 +257,7 @@ class Plan:
         c, case = self.candidate, self.case
         options = "".join(f" --{k.replace('_', '-')}" + f" {v}" * (v is not True)
                           for k, v in (*c.options.items(), *c.exchange.items()))
-        where = f" --servers {self.servers}" if has_servers(self.function) else ""
+        where = f" --servers {self.servers}" if facts_of(self.function).served else ""
         machine = self.devices or self.machine
         described = case.described or flags(machine)
         if case.described and case.devices and not self.devices:  # a later flag overrides an earlier one

@@ -11,7 +11,6 @@ from refsgd.effects import Deployment, roles
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.execution.elastic import Attempt, Attempts
 from refsgd.experiment.execution.resume import Records, file_of, halted, standing
-from refsgd.experiment.options import pipelines
 from refsgd.experiment.prepare import Experiment
 from refsgd.problems.chain import Rows
 from refsgd.problems.shapes import NoContents
@@ -62,9 +61,9 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
     if runtime == "mpi" and (planned or on_death != "stop"):
         raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
                     "simulator, processes or tcp")
-    if on_death != "stop" and (lost := pipelines.lost(experiment.function, experiment.options)):
+    if on_death != "stop" and (lost := experiment.facts.unshared):
         raise Usage(f"on_death {on_death} with {experiment.name}, where {lost} with it; expected stop")
-    if on_death in ("shrink", "restart") and pipelines.portioned(experiment.function):
+    if on_death in ("shrink", "restart") and experiment.facts.portions:
         raise Usage(f"on_death {on_death} with {experiment.name}, whose portions go to the workers that are "
                     "left; expected stop or continue")
     if on_death == "continue" and not survives_workers(deployment):
@@ -116,7 +115,7 @@ def _compile(experiment: Experiment) -> None:
     """Compile or load a net's kernels, which processes then have from the start and need not wait for."""
     problem, rows = experiment.problem, Rows(0, 0, 0, 1, 1)
     with suppress(FloatingPointError):  # the run says which worker and step
-        if pipelines.staged(experiment.function, experiment.options):
+        if experiment.facts.staged:
             stage, = problem.split(1)
             stage.backward(problem.x0, rows, stage.forward(problem.x0, rows, None)[1], None)
         elif problem.chain:

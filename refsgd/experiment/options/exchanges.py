@@ -1,4 +1,4 @@
-"""Which algorithm takes which option of an exchange, and why others do not."""
+"""Whether an algorithm takes the options of an exchange, and how its gradients then travel."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.compression import codec
 from refsgd.algorithms.exchange import PLAIN, Exchange, of
+from refsgd.algorithms.facts import EXCHANGE, Facts, facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.arguments import Usage
@@ -19,53 +21,18 @@ if TYPE_CHECKING:
     from refsgd.experiment.prepare import Experiment
     from refsgd.theory.phenomena.layerwise import Plan
 
-#: servers whose workers wait for an answer to each push, see `refsgd.algorithms.parts.worker`
-ANSWERED = ("bsp", "asp", "ssp", "softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "dssp")
-SERVERS = (*ANSWERED, "downpour")
-REDUCED = ("allreduce", "dgc")
-
-#: who takes an option, by its name
-TAKES: dict[str, tuple[str, ...]] = {
-    "layout": (*SERVERS, "easgd"), "balance": (*SERVERS, "easgd"), "priority": (*SERVERS, "easgd"),
-    "overlap": (*SERVERS, *REDUCED), "bucket": REDUCED, "compress": (*SERVERS, "allreduce"),
-    "feedback": (*SERVERS, "allreduce")}
 #: attributes that programs read which honour an option; others have its name
 READ = {"compress": {"encode", "decode"}, "feedback": {"encode", "decode"}}
-_OWN = "its programs do not use the exchange that others share"
-_REPLICAS = "it exchanges parameters, which are whole only after the update"
-_STAGES = "its stages exchange activations, and each updates its own parameters"
-_REDUCED = "it has no servers: its buckets are parts, in the order in which they are ready"
-#: why an algorithm does not take an option, where the reason is not `_OWN`
-BECAUSE: dict[tuple[str, str], str] = {
-    ("easgd", "overlap"): "it exchanges parameters before it computes the gradient",
-    **{("easgd", option): "it exchanges parameters, which must arrive whole"
-       for option in ("compress", "feedback")},
-    ("dgc", "compress"): "it compresses by its own ratio",
-    ("dgc", "feedback"): "its residual is part of the algorithm",
-    ("sequential", ""): "it exchanges nothing", ("independent", ""): "it exchanges nothing",
-    ("zero", ""): "its stage says what is exchanged and when: whole layers, as soon as they are computed",
-    ("gpipe", ""): _STAGES, ("pipedream", ""): _STAGES,
-    ("hogwild", ""): "it shares memory and sends nothing",
-    ("sandblaster", ""): "its shards compute with whole vectors, in equal parts",
-    ("strads", ""): "its scheduler says which blocks are exchanged, and none travels in parts",
-    ("backup-workers", ""): "its server drops whole gradients, and parts would drop different ones",
-    ("approximate", ""): "its servers pick the significant entries themselves",
-    **{(name, ""): _REPLICAS for name in ("gosgd", "adpsgd", "pair-averaging", "local-sgd", "post-local",
-                                          "diloco", "dpsgd", "sgp")},
-    **{(name, option): _REDUCED for name in REDUCED for option in ("layout", "balance", "priority")},
-    **{(name, "bucket"): "it has servers, and sends each part by itself" for name in (*SERVERS, "easgd")}}
 
 
-def refusal(name: str, option: str) -> str:
-    """Why an algorithm of the catalogue does not take an option; empty if it does."""
-    if name in TAKES[option]:
-        return ""
-    return BECAUSE.get((name, option)) or BECAUSE.get((name, "")) or _OWN
+def takers(option: str) -> str:
+    """The algorithms of the catalogue that take an option, for errors."""
+    return ", ".join(name for name, function in CATALOGUE.items() if option in facts_of(function).takes)
 
 
 def asked(exchange: Exchange) -> dict[str, Any]:
     """The options of an exchange that differ from those of the plain one."""
-    return {option: value for option in TAKES
+    return {option: value for option in EXCHANGE
             if (value := getattr(exchange, option)) != getattr(PLAIN, option)}
 
 
@@ -84,20 +51,16 @@ def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem 
         raise Usage(str(error)) from None
 
 
-def check(name: str, options: Mapping[str, Any], exchange: Exchange, problem: Problem) -> None:
-    """Refuse an exchange that an algorithm of the catalogue does not have, or that says nothing; `name` is
-    empty for the reader's own, which `try_out` runs."""
+def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem) -> None:
+    """Refuse an exchange that an algorithm does not have by its `facts`, or that says nothing; without facts
+    `try_out` runs the reader's own."""
     said = asked(exchange)
-    for option, value in said.items() if name else ():
-        if reason := refusal(name, option):
-            raise Usage(f"{option} {value} with {name}: {reason}; expected one of {', '.join(TAKES[option])}")
-    if exchange.overlap == "both" and name:
-        if name in REDUCED:
-            raise Usage(f"overlap both with {name}: the next forward pass begins with the first layer, whose "
-                        "bucket is the last; expected overlap backward")
-        if name == "downpour" or options.get("refresh", "fresh") != "fresh":
-            raise Usage(f"overlap both with {name}: its workers do not wait for the answer to a push; "
-                        "expected overlap backward" + ", or refresh fresh" * (name == "ssp"))
+    if facts:
+        for option, value in said.items():
+            if reason := facts.refusal(option):
+                raise Usage(f"{option} {value} with {name}: {reason}; expected one of {takers(option)}")
+        if exchange.overlap == "both" and (reason := facts.because.get("overlap both", "")):
+            raise Usage(f"overlap both with {name}: {reason}; expected overlap backward")
     if said.keys() - {"compress", "feedback"} and problem.layers is None:
         raise Usage(f"{', '.join(said)} with a problem that does not declare its layers; expected one with "
                     "layers=..., see refsgd.problems.layers")
@@ -164,19 +127,20 @@ def largest_server(problem: Problem, servers: int) -> float | None:
     return max(held) * servers / problem.x0.size
 
 
-def plan(name: str, options: Mapping[str, Any], problem: Problem, servers: int, price: float) -> Plan | None:
+def plan(facts: Facts, options: Mapping[str, Any], problem: Problem, servers: int,
+         price: float) -> Plan | None:
     """How gradients travel, for formulas; None for the plain exchange; `price` is a codec's, per byte."""
     from refsgd.theory.phenomena.layerwise import Part, Plan  # it needs scipy
     how = of(problem)
-    if name == "dgc" and (asked(how) or price):
-        how = replace(how, codec=codec(f"dgc:{options['ratio']}"))
-    elif not asked(how) and name != "zero":
+    if facts.codec and (asked(how) or price):
+        how = replace(how, codec=codec(facts.codec(options)))
+    elif not asked(how) and not facts.layered:
         return None
     layers = problem.layers
-    if name == "zero":
+    if facts.layered:
         layers = problem.in_layers
         parts = list(layers.parts)
-    elif name not in REDUCED:
+    elif facts.served:
         parts = how.cut(problem, servers)
     else:
         parts = how.buckets(problem)[::-1] if how.overlap != "none" else [slice(0, problem.x0.size)]

@@ -78,15 +78,17 @@ def check_net(name: str, others: str = "") -> None:
                     + suggestion(base, NAMES))
 
 
-def own_problem(problem: Problem, name: str, workers: int, nodes: int) -> Problem:
-    """A user's problem, checked and completed; several `nodes` may have the share of one worker."""
+#: why there are fewer shares of the data than workers, by `Facts.share`
+TOGETHER = {"worker": "", "replica": " (one for all stages of a replica)", "all": " (one for all workers)"}
+
+
+def own_problem(problem: Problem, share: str, workers: int) -> Problem:
+    """A user's problem, checked and completed, for this many shares of the data."""
     check_problem(problem)
     made = problem.describe.get("workers", workers)
     if made != workers:
-        alone = {"sequential": " (sequential has one)", "sandblaster": " (one for all portions)"}.get(
-            name, " (one for all stages of a replica)" * (workers < nodes))
-        raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{alone}; expected the same "
-                    f"number: classification(..., workers={workers})")
+        raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{TOGETHER[share]}; expected "
+                    f"the same number: classification(..., workers={workers})")
     size = int(problem.x0.size)
     known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
              **problem.describe, **described(own_batches(problem, workers))}
