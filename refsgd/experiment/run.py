@@ -264,8 +264,6 @@ def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Reco
         raise Usage("a record needs an algorithm of the catalogue or FILE.py:FUNCTION, and a problem built "
                     "from data and net; for others, replay a run in memory: "
                     "refsgd.runtimes.replay.replay(factory, record(run.trace))")
-    if folder is not None:
-        ready(folder, first == Path(folder) / NAME)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `perform` warns
         faults = [list(fault) for fault in planned(experiment, options.faults)]
@@ -274,8 +272,9 @@ def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Reco
     if source := source_sha256(experiment.algorithm):
         header["source"] = source
     steps = options.checkpoint_every * experiment.problem.describe.get("steps_per_epoch", 100)
+    owner = -1 if folder is None else ready(folder, first == Path(folder) / NAME, options.runtime)
     return Records(header, options.runtime, options.record, None if folder is None else Path(folder),
-                   max(1, round(steps)) if options.checkpoint_every else 0, start, first)
+                   max(1, round(steps)) if options.checkpoint_every else 0, start, first, owner)
 
 
 def replay(record: str | Path) -> Result:

@@ -15,8 +15,10 @@ import json
 import os
 import re
 import stat
+import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ from refsgd.trace.schema import (
 )
 
 FORMAT = 2
+DYING = 1.0  #: seconds in which the processes of a killed run may still have its files open
 # the first and the last bytes of a line
 BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")
 #: images of each worker's gradients
@@ -67,6 +70,27 @@ def line(value: Any) -> bytes:
     return b"%s %08x\n" % (text, zlib.crc32(text))
 
 
+def lock(file: int) -> None:
+    """Make an open file or folder the property of this run until all its processes have closed it, and close
+    it if another run has it."""
+    end = time.monotonic() + DYING
+    with suppress(ImportError):
+        import fcntl
+
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > end:
+                    os.close(file)
+                    raise OSError(error.errno, "another run is writing it") from None
+                time.sleep(0.01)
+            except OSError:  # a file system without locks
+                return
+            else:
+                return
+
+
 class Journal:
     """A record being written: a new file, whose `header` describes the run, or, if another process has `made`
     the file and writes its end, an existing one."""
@@ -74,10 +98,12 @@ class Journal:
     def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str],
                  made: bool = False) -> None:
         self._made, self._path = made, path
-        self._fd = os.open(path,
-                           os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | (
-                               0 if made else os.O_CREAT | os.O_TRUNC), 0o644)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        self._fd = os.open(path, flags if made else flags | os.O_CREAT, 0o644)
         if not made:
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+                lock(self._fd)
+                os.ftruncate(self._fd, 0)
             self._write({"record": FORMAT, **header, "nodes": list(nodes)})
 
     def _write(self, value: Any) -> None:

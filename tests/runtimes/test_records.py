@@ -20,7 +20,8 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import roles
 from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.execution.resume import Records
-from refsgd.experiment.prepare import prepare
+from refsgd.experiment.prepare import Usage, prepare
+from refsgd.experiment.run import RunOptions, records_of, resumed
 from refsgd.runtimes.journal import line, read
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes import local as processes
@@ -28,6 +29,7 @@ from refsgd.runtimes.programs import add_to
 from refsgd.runtimes.replay import ReplayError, replay_beginning
 from refsgd.runtimes.simulator import RunFailed
 from refsgd.trace import Crashed
+from tests.test_checkpoint import arguments, cut, started, until
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 
@@ -259,3 +261,50 @@ def test_a_death_in_the_middle_of_an_addition_leaves_nothing_of_it(tmp_path, mon
     assert time.monotonic() - began < 8.0 and len(run.trace.of(Crashed)) == 1
     monkeypatch.undo()
     assert refsgd.replay(path).trace.of(Crashed)
+
+
+# -- whose the files are ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "second"), [
+    ({"record": "r"}, {"record": "r"}),
+    ({"checkpoint": "c"}, {"checkpoint": "c"}),
+    ({"checkpoint": "c"}, {"record": "c/.record"}),
+    ({"checkpoint": "c", "resume": "c"}, {"checkpoint": "c", "resume": "c"})])
+def test_a_file_that_another_run_writes_is_refused_and_left_alone(first, second, tmp_path, monkeypatch):
+    """In one line; what has ended belongs to nobody."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("refsgd.runtimes.journal.DYING", 0.0)
+    few = arguments("bsp", steps=5)
+    if "resume" in first:
+        refsgd.run("bsp", checkpoint="c", **few)
+        cut(tmp_path / "c", 0.7)
+    options, start = RunOptions.of("bsp", None, few | first), ()
+    experiment = prepare("bsp", **few)
+    if "resume" in first:
+        options, experiment, start = resumed(options, "c")
+    with closing(records_of(options, experiment, start)) as records:
+        records.begin(0, roles(experiment.deploy()), {}, moved=False)
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        with pytest.raises(Usage, match=r"another run is writing it\); expected"):
+            refsgd.run("bsp", **few | second)
+        assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert refsgd.run("bsp", **few | second).measured["updates"] == 5
+
+
+def test_of_two_commands_with_one_record_the_second_is_refused(tmp_path, capsys):
+    """At once, also while the first one's processes are ending."""
+    record = tmp_path / "record"
+    process = started("--record", str(record))
+    try:
+        until(lambda: record.exists() and record.stat().st_size > 5_000)
+        assert main(["run", "bsp", "--data", "quadratic", "--steps", "5", "--record", str(record)]) == 2
+        assert capsys.readouterr() == ("", f"refsgd: the record {record} cannot be written (another run is writing it); "
+                                           "expected the name of a file that you may write\n")
+        seen = record.stat().st_size
+        until(lambda: record.stat().st_size > seen)
+    finally:
+        process.kill()
+        process.communicate()
+    assert main(["run", "bsp", "--data", "quadratic", "--steps", "5", "--record", str(record)]) == 0
+    assert main(["replay", str(record)]) == 0

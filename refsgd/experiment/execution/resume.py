@@ -10,18 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from refsgd.effects import Died, Factory
 from refsgd.experiment.arguments import Usage
 from refsgd.runtimes.faults import Fault, Halted
-from refsgd.runtimes.journal import Journal, Record, read
+from refsgd.runtimes.journal import Journal, Record, lock, read
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.replay import Replayer, ReplayError
 from refsgd.trace import Computed, Crashed, Event, Returned, Trace, taken
@@ -56,8 +57,9 @@ def stored(place: str | Path) -> list[Record]:
     return found
 
 
-def ready(folder: str | Path, continued: bool) -> None:
-    """Create the folder of a checkpoint; refuse one that is not writable or holds another run."""
+def ready(folder: str | Path, continued: bool, runtime: str) -> int:
+    """Create the folder of a checkpoint; refuse one that is not writable or holds another run.  The result is
+    a descriptor: the folder belongs to this run until that is closed."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise Usage(f"checkpoint {folder}; expected a folder")
@@ -65,15 +67,31 @@ def ready(folder: str | Path, continued: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        owner = os.open(folder, os.O_RDONLY)
+        _in_order(runtime, lambda first: lock(owner) if first else None)
     except OSError as error:
         raise Usage(
             f"checkpoint {folder} is not writable ({error.strerror}); expected a folder that you may write "
             "to, or a new name in one") from None
     if (folder / NAME).exists() and not continued:
+        os.close(owner)
         raise Usage(f"checkpoint {folder} holds the record of a run; expected also --resume {folder}, to "
                     "continue that run, or another folder")
     for unfinished in folder.glob(f".{NAME}*"):
         unfinished.unlink(missing_ok=True)
+    return owner
+
+
+Made = TypeVar("Made")
+
+
+def _in_order(runtime: str, make: Callable[[bool], Made]) -> Made:
+    """Call `make` with True; over MPI only on rank 0, and then with False on the others."""
+    if runtime == "mpi":
+        from refsgd.runtimes.processes import mpi
+
+        return mpi.in_order(make)
+    return make(True)
 
 
 def still_planned(faults: Iterable[Fault], records: Sequence[Record]) -> list[Fault]:
@@ -174,6 +192,7 @@ class Records:
     every: int = 0
     start: Sequence[Record] = ()  #: the records of the continued run
     place: str | Path = ""  #: their location, for errors
+    owner: int = -1  #: the descriptor by which the folder belongs to this run
     journals: list[Journal] = field(default_factory=list)
 
     def steps(self, attempt: int) -> Steps | None:
@@ -211,7 +230,7 @@ class Records:
     def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps,
               moved: bool = True) -> Listener | None:
         """The listener of an attempt whose record begins with `steps`, under its final name if `moved`."""
-        self.close()
+        self._close_journals()
         if self.folder is not None:
             path = file_of(self.folder / NAME, attempt)
             self.journals.append(
@@ -243,11 +262,7 @@ class Records:
             return journal
 
         try:
-            if self.runtime == "mpi":
-                from refsgd.runtimes.processes import mpi
-
-                return mpi.in_order(make)
-            return make(True)
+            return _in_order(self.runtime, make)
         except OSError as error:
             raise Usage(f"the record {path} cannot be written ({error.strerror}); expected the name of a "
                         "file that you may write") from None
@@ -263,7 +278,12 @@ class Records:
             journal.finish(trace, parameters_sha256)
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files, and leave the folder to others."""
+        self._close_journals()
+        if self.owner >= 0:
+            os.close(self.owner)
+
+    def _close_journals(self) -> None:
         while self.journals:
             self.journals.pop().close()
 
