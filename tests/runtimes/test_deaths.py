@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+import refsgd
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Died, Mark, Node, Recv, RunEnded, Send
 from refsgd.runtimes import faulty
@@ -300,6 +301,14 @@ def test_when_all_are_dead_the_run_has_failed():
 
     with pytest.raises(RunFailed, match="peer0"):
         run(lambda: {"peer0": Node(alone())}, on_death="continue", faults=[kill("peer0", 0)])
+
+
+@pytest.mark.parametrize("runtime", ["simulator", "processes", "tcp"])
+def test_a_coordinator_that_cannot_go_on_is_no_death_that_others_survive(runtime):
+    """The run has failed, and not only one of its processes."""
+    with pytest.raises(Deadlock, match="coordinator waits for messages that cannot arrive"):
+        refsgd.run("sandblaster", data="quadratic", workers=2, steps=3, runtime=runtime, on_death="continue",
+                   faults=["kill worker 0 at step 1", "kill worker 1 at step 1"])
 
 
 def test_bad_plans_are_refused():

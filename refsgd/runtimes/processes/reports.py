@@ -56,7 +56,7 @@ class Failure(NamedTuple):
     def raised(self, process: str, place: str) -> tuple[BaseException, BaseException]:
         """The error to raise and its cause, for a process at a `place` (its pid or rank)."""
         cause: BaseException = ChildTraceback(self.text)
-        if isinstance(self.error, ForgottenYield):
+        if isinstance(self.error, ForgottenYield | Deadlock):  # of the run, not of one process
             return self.error, cause
         if self.error is not None:
             self.error.__cause__, cause = cause, self.error
