@@ -174,7 +174,7 @@ def against_simpy(seconds: float, rounds: int = 5) -> dict[str, float]:
 
 def machine() -> dict[str, str]:
     """What was measured on."""
-    with open("/proc/cpuinfo") as lines:
+    with open("/proc/cpuinfo", encoding="utf-8") as lines:
         model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
                      platform.machine())
     return {"processor": model, "cores": str(os.cpu_count()), "python": platform.python_version(),

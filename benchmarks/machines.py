@@ -292,13 +292,13 @@ def section() -> str:
 
 def load(results: Path = RESULTS) -> list[Row]:
     """What `main` has found."""
-    return [Row(*values) for values in json.loads(results.read_text())["rows"]]
+    return [Row(*values) for values in json.loads(results.read_text(encoding="utf-8"))["rows"]]
 
 
 def write(results: Path, found: Iterable[Row]) -> None:
     """Keep rows in a file."""
     text = ",\n".join(json_text(astuple(row), indent=None) for row in found)
-    results.write_text(f'{{"columns": {json_text([f.name for f in fields(Row)], indent=None)},\n"rows": [\n{text}]}}\n')
+    results.write_text(f'{{"columns": {json_text([f.name for f in fields(Row)], indent=None)},\n"rows": [\n{text}]}}\n', encoding="utf-8")
 
 
 def main() -> None:

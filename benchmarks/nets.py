@@ -139,7 +139,7 @@ def machine() -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
         model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), model)
     from refsgd.problems.nn.vector import LANES
 

@@ -455,7 +455,7 @@ def machine() -> dict[str, Any]:
         versions["torch"] = torch.__version__
     except ImportError:
         pass
-    processor = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+    processor = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
                       if line.startswith("model name")),
                      platform.processor()) if Path("/proc/cpuinfo").exists() else platform.processor()
     return {"processor": processor, "cores": psutil.cpu_count(), "system": platform.system(),

@@ -59,10 +59,10 @@ def perform(task: Callable[[Callable[[Any], None]], None], told: Path) -> None:
         for descriptor in range(3):
             os.dup2(null, descriptor)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        task(lambda value: told.write_text(json.dumps(value, allow_nan=False)) and None)
+        task(lambda value: told.write_text(json.dumps(value, allow_nan=False), encoding="utf-8") and None)
         code = 0
     except BaseException:
-        told.write_text(json.dumps(["", traceback.format_exc()], allow_nan=False))
+        told.write_text(json.dumps(["", traceback.format_exc()], allow_nan=False), encoding="utf-8")
     finally:
         os._exit(code)
 

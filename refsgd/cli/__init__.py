@@ -67,7 +67,7 @@ def build_parser() -> Parser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code.
 
-    0 done, 1 failed, 2 usage error, 130 interrupted, 141 done, but the reader of standard output ended early.
+    0 done, 1 failed, 2 usage error, 130 interrupted, 141 done, but the pipe of standard output closed early.
     """
     return carry_out(lambda: parsed(as_meant(sys.argv[1:] if arguments is None else arguments)))
 

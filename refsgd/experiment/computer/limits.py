@@ -24,7 +24,7 @@ BUSY, SHORT = 0.8, 0.002
 
 
 def check_address_space() -> None:
-    """Refuse a limit of this process's memory under which the import of a library may wait for ever: OpenBLAS
+    """Refuse a limit of this process's memory under which the import of a library may wait forever: OpenBLAS
     asks again and again for what it does not get."""
     with suppress(ImportError):
         import resource
