@@ -36,6 +36,10 @@ def each_push(workers: int, steps: int, options: Options) -> int:
     return workers * steps
 
 
+def depends(workers: int, steps: int, options: Options) -> None:
+    """A number of updates that only the run shows, as where gradients are ignored."""
+
+
 def all_workers(workers: int, options: Options) -> int:
     """An update is a mean over all workers."""
     return workers
@@ -70,7 +74,8 @@ class Facts:
     codec: Callable[[Options], str] | None = None  #: the codec that is part of the algorithm
 
     # update rule
-    updates: Callable[[int, int, Options], int] = each_step  #: of one copy of the parameters in a run
+    #: of one copy of the parameters in a run; None where that depends on the run
+    updates: Callable[[int, int, Options], int | None] = each_step
     #: how many workers' gradients an update is the mean of, or why there is no such mean
     mean_of: Callable[[int, Options], int] | str = all_workers
     only_sgd: str = ""  #: why it takes no other rule

@@ -60,7 +60,11 @@ def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, A
     """
     check(training, name, facts, problem)
     try:
-        schedule = parse_schedule(training.schedule, facts.updates(workers, steps, options))
+        updates = facts.updates(workers, steps, options)
+        if updates is None and training.schedule == "cosine":
+            raise ValueError(f"schedule cosine with {name}: how many updates a run makes is known at its "
+                             "end; expected cosine(updates), such as cosine(1000)")
+        schedule = parse_schedule(training.schedule, updates or 0)
         if facts.unscheduled and (training.warmup or training.schedule.startswith("cosine")):
             raise ValueError(f"warmup or cosine with {name}: {facts.unscheduled}; expected neither")
         scale = together(name, facts, options, workers) if training.scale_lr else 1
