@@ -32,7 +32,7 @@ def no_thread(self):
 threading.Thread.start = no_thread
 sys.platform = "emscripten"
 """
-MODULES = (*BLOCKED, "_multiprocessing", "_posixshmem", "fcntl", "resource", "pwd", "grp", "termios", "sklearn",
+MODULES = (*BLOCKED, "_multiprocessing", "_posixshmem", "fcntl", "resource", "pwd", "grp", "termios",
            "multiprocessing_logging", "mpi4py")
 
 

@@ -18,13 +18,12 @@ import psutil
 import pytest
 
 import refsgd
-from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.cli import build_parser, main
 from refsgd.cluster.distributions import FAMILIES
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
 from refsgd.experiment.arguments import options_of
-from refsgd.experiment.compare import DEFAULT_ALGORITHMS
 from refsgd.experiment.computer.calibrate import Calibration
 from refsgd.experiment.options.architectures import ARCHITECTURES
 from refsgd.experiment.result import Result
@@ -309,8 +308,8 @@ def test_compare_in_the_simulator(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["compare", "--runtime", "simulator", "--epochs", "0.1"]) == 0
     data = json.loads((tmp_path / "refsgd-compare.json").read_text())
-    assert [row["algorithm"] for row in data["rows"]] == list(DEFAULT_ALGORITHMS)
-    assert [row["algorithm"] for row in data["hard"]["rows"]] == list(DEFAULT_ALGORITHMS) and data["hard"][
+    assert [row["algorithm"] for row in data["rows"]] == list(COMPARED)
+    assert [row["algorithm"] for row in data["hard"]["rows"]] == list(COMPARED) and data["hard"][
         "runtime"] == "simulator"
     assert (tmp_path / "refsgd-compare.png").stat().st_size > 20_000
     out = capsys.readouterr().out

@@ -33,6 +33,10 @@ from refsgd.effects import Deployment
 
 FAMILIES = ("baselines", "server", "averaging", "allreduce", "gossip", "shared_memory", "pipeline")
 
+#: those compared by default: one worker, and the seven of Ko et al., "An in-depth analysis of distributed
+#: training of deep neural networks", IPDPS 2021
+COMPARED = ("sequential", "bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
+
 
 def _modules() -> Iterator[ModuleType]:
     """The modules of all families, in the order of their names within a family."""

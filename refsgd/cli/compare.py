@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import re
 
-from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.cli import outputs
 from refsgd.cli.options import arguments_of, common, number
-from refsgd.experiment.compare import DEFAULT_ALGORITHMS, compare
+from refsgd.experiment.arguments import options_of
+from refsgd.experiment.compare import compare
 from refsgd.experiment.options.problems import DEFAULT_DATA
 from refsgd.experiment.prepare import Usage
 
@@ -24,7 +25,8 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a "
                         "list; with options of each: 'bsp; bsp overlap=both; mine.py:my_algorithm quorum=3'")
-    p.add_argument("--staleness", type=number, default=3, help="slack of ssp in clocks (default 3)")
+    p.add_argument("--staleness", type=number, default=3,
+                   help="slack in clocks of ssp and others that have one (default 3)")
     p.add_argument("--no-hard", action="store_true",
                    help="leave out the second panel (8 workers, shards by label, simulated)")
     common(p, "processes", PICTURE)
@@ -35,18 +37,20 @@ def do(args: argparse.Namespace) -> None:
     """Compare the algorithms, print the table, write plot and data."""
     from refsgd.display.tables import comparison_table, sentences
 
-    groups = {"all": list(CATALOGUE), "seven": list(DEFAULT_ALGORITHMS)}
+    groups = {"all": list(CATALOGUE), "seven": list(COMPARED)}
     listed = args.algorithms.split(";" if re.search("[ ;]", args.algorithms.strip()) else ",")
     names = groups.get(args.algorithms) or [a.strip() for a in listed if a.strip()]
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
+    slack = {name: {"staleness": args.staleness} for name, function in CATALOGUE.items()
+             if "staleness" in options_of(function)}
     arguments, printed = arguments_of(args), args.json != "-"
     args.plot = args.plot or (PICTURE if printed else None)
     args.json = args.json or "refsgd-compare.json"
     outputs.check_outputs(args)
     outputs.compile_kernels(args.data, args.net, args.quiet)
     with outputs.progress(args.quiet or not printed, 2 * len(names) + 1) as say:
-        comparison = compare(names, runtime=args.runtime, options={"ssp": {"staleness": args.staleness}},
+        comparison = compare(names, runtime=args.runtime, options=slack,
                              progress=say, say=outputs.notice(args.quiet),
                              hard=not args.no_hard and args.data in (None, DEFAULT_DATA), **arguments)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from refsgd import __version__
-from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import suggestion
@@ -21,11 +21,7 @@ from refsgd.experiment.result import Result
 from refsgd.runtimes.fork import runtime_here
 from refsgd.trace.schema import json_text
 
-__all__ = ["DEFAULT_ALGORITHMS", "HARD", "SEVEN", "Comparison", "Row", "compare"]
-
-#: the seven of Ko et al., "An in-depth analysis of distributed training of deep neural networks", IPDPS 2021
-SEVEN = ("bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
-DEFAULT_ALGORITHMS = tuple(a for a in ("sequential", *SEVEN) if a in CATALOGUE)
+__all__ = ["HARD", "Comparison", "Row", "compare"]
 
 #: a harder case: twice the workers, and every worker sees only some of the classes
 HARD: dict[str, Any] = {"workers": 8, "shards": "by-label"}
@@ -130,7 +126,7 @@ def _number(text: str) -> Any:
     return text
 
 
-def compare(algorithms: Algorithm | Iterable[Algorithm] = DEFAULT_ALGORITHMS, *, runtime: str | None = None,
+def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: str | None = None,
             options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None,
             hard: bool = False, say: Say | None = None, **arguments: Any) -> Comparison:
     """Train the same net on the same data under several algorithms: predicted, simulated, measured.

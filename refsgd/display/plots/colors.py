@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.trace import Computed
 
-#: Okabe and Ito's palette, for the algorithms that are compared most often
-COLORS = {"sequential": "#000000", "bsp": "#0072B2", "asp": "#D55E00", "ssp": "#009E73", "easgd": "#CC79A7",
-          "allreduce": "#E69F00", "gosgd": "#56B4E9", "adpsgd": "#7B4173"}
+#: Okabe and Ito's palette, with a purple in place of the yellow
+BLACK, BLUE, VERMILION, GREEN, PINK, ORANGE, SKY, PURPLE = PALETTE = (
+    "#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7B4173")
+COLORS = dict(zip(COMPARED, PALETTE, strict=True))  #: of the algorithms that are compared most often
 #: Tol's muted palette, for the others; lines of the same colour differ in style
 MORE = ("#332288", "#999933", "#882255", "#44AA99", "#8C6D31", "#AA4499", "#117733", "#CC6677", "#637939")
-CAUSE_COLORS = {"transfer": "#56B4E9", "queueing": "#E69F00", "straggling": "#D55E00", "slack": "#009E73",
-                "partner": "#CC79A7", "update": "#999999", "codec": "#F0E442"}
-WORK_COLOR = "#0072B2"
+CAUSE_COLORS = {"transfer": SKY, "queueing": ORANGE, "straggling": VERMILION, "slack": GREEN, "partner": PINK,
+                "update": "#999999", "codec": "#F0E442"}
+WORK_COLOR = BLUE
 FORWARD_COLOR = "#004B75"  #: the forward pass of a gradient that is computed layer by layer
 LINES = ("-", "--", "-.", ":")
 MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "replay": "D"}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # these import this package
     from refsgd.experiment.result import Result
     from refsgd.experiment.sweep import Sweep
 
-SHOWN = ("bsp", "ssp", "asp")  #: algorithms whose timelines are most useful to compare
 WIDE = 110  #: characters that fit on a line above the panels
 
 
@@ -85,8 +84,7 @@ def comparison(found: Comparison) -> Figure:
     """Causes of waiting, iteration times, timelines of at most three algorithms; legible at 800 pixels."""
     results = found.results
     parallel = {name: r for name, r in results.items() if r.workers > 1} or results
-    told = [name for a in SHOWN for name, r in parallel.items() if r.algorithm == a] or list(parallel)[:3]
-    chosen = {name: parallel[name] for name in told[:3]}
+    chosen = dict(list(parallel.items())[:3])
     lanes = sum(min(len(r.trace.nodes), 12) + 1 for r in chosen.values() if r.trace is not None)
     heights = [0.6 + 0.26 * max(len(results), 4), 0.5 + 0.17 * max(lanes, 6)]
     figure = _figure(8, sum(heights) + 1.5)

@@ -13,14 +13,14 @@ from matplotlib.patches import FancyBboxPatch
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.display.machines import levels, members
-from refsgd.display.plots.colors import COLORS
+from refsgd.display.plots.colors import BLUE, GREEN, PURPLE, VERMILION
 from refsgd.effects import Deployment, ranks
 
 #: widths of the picture (at most), its labels, a node and a gap; height of the key [inches]
 WIDTH, LEFT, CELL, GAP, KEY = 8.0, 1.7, 0.4, 0.12, 0.4
 HOSTS, NODES, GROUPS = 10, 12, 5  #: largest numbers of hosts, nodes per host and groups that are drawn
-NODE = {"worker": COLORS["bsp"], "server": COLORS["asp"]}
-LEVEL = {"inside a host": COLORS["ssp"], "between hosts": "#444444", "between groups": COLORS["adpsgd"]}
+NODE = {"worker": BLUE, "server": VERMILION}
+LEVEL = {"inside a host": GREEN, "between hosts": "#444444", "between groups": PURPLE}
 
 
 def machine_figure(machine: Machine, deployment: Deployment) -> Figure:

@@ -52,7 +52,7 @@ def read_cifar(path: Path, records: int) -> tuple[Bytes, Bytes]:
 
 
 def read_digits(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Read scikit-learn's gzipped digits: a line of 64 pixels (0 to 16) and a label for each image."""
+    """Read the gzipped digits: a line of 64 pixels (0 to 16) and a label for each image."""
     try:
         with gzip.open(path, "rt") as file:
             table = np.loadtxt(file, delimiter=",", dtype=np.float32, ndmin=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +135,7 @@ def load(name: str) -> Dataset:
     Parameters
     ----------
     name : str
-        "digits" (1,437 + 360 images of 8x8, comes with scikit-learn), "mnist" or "fashion-mnist"
+        "digits" (1,437 + 360 images of 8x8, part of the library), "mnist" or "fashion-mnist"
         (60,000 + 10,000 of 28x28), "cifar10" (50,000 + 10,000 of 32x32x3; fewer if some of its files are
         missing, see ``note``), "synthetic" (32x32x3) or "synthetic:HxWxC" (see `synthetic`).
 
@@ -173,21 +172,10 @@ def _read(name: str, stamps: tuple[tuple[Path, int, int], ...]) -> Dataset:
     return _load_cifar() if name == "cifar10" else _load_idx(name)
 
 
-def _load_digits() -> Dataset:
-    # Located without importing: all of scikit-learn takes a second, this file some milliseconds.
-    spec = find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise DataError(
-            "digits: scikit-learn is not installed, expected its bundled file; pip install scikit-learn")
-    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
-    return _digits(path, path.stat().st_mtime_ns if path.is_file() else 0)
-
-
 @functools.lru_cache(maxsize=1)
-def _digits(path: Path, _stamp: int) -> Dataset:
-    pixels, labels = read_digits(path)
-    if len(labels) != _DIGITS:
-        raise DataError(f"{path}: {len(labels)} digits, expected {_DIGITS}")
+def _load_digits() -> Dataset:
+    """The digits, which are part of the library; digits.md beside their file names source and licence."""
+    pixels, labels = read_digits(Path(__file__).with_name("digits.csv.gz"))
     order = np.random.default_rng(_SPLIT_SEED).permutation(_DIGITS)
     train, test = order[:_DIGITS_TRAINING], order[_DIGITS_TRAINING:]
     mean, deviation = pixels[train].mean(), pixels[train].std()
