@@ -121,14 +121,15 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
         return 130
     except Exception as error:
         known = (DataError, RuntimeError, ArithmeticError, ValueError, OSError, AssertionError, Warning)
-        said = str(error) if isinstance(error, known) else f"{type(error).__name__}: {error}{_place(error)}"
+        said = str(error) if isinstance(error, known) else _unexpected(error)
         sys.stderr.write(", ".join([f"refsgd: {said}", *getattr(error, "__notes__", ())]) + "\n")
         return 2 if isinstance(error, Usage) else 1
 
 
-def _place(error: Exception) -> str:
-    """The line at which an error was raised that no part of the library expects."""
+def _unexpected(error: Exception) -> str:
+    """An error that no part of the library expects: its kind, its text in one line, and its place."""
     if sys.flags.dev_mode:
         raise error
     *_, frame = traceback.extract_tb(error.__traceback__)
-    return f" ({frame.filename}:{frame.lineno}; `python -X dev -m refsgd ...` shows the calls that led there)"
+    return (f"{type(error).__name__}: {' '.join(str(error).split())} ({frame.filename}:{frame.lineno}; "
+            "`python -X dev -m refsgd ...` shows the calls that led there)")
