@@ -6,11 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from refsgd import Result, run
+from refsgd import Machine, Result, replay, run
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import parameters_sha256
 from refsgd.problems import quadratic
+from refsgd.trace import Added
 
+SPEEDS = (1, 1, 1, 0.25)
+COMMON = quadratic(workers=1)  # without noise, and with one minimum for all workers
 SMALL = {"data": "digits", "net": "softmax", "workers": 2, "steps": 30}
 
 
@@ -61,3 +64,66 @@ def test_parameters_too_large_for_float32_have_a_hash_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert parameters_sha256(np.array([1e300])) == parameters_sha256(np.array([np.inf], np.float32))
+
+
+def seconds_to(result, share):
+    """When the loss has fallen to a share of its first value, between two rows along an exponential."""
+    rows, goal = result.history, share * COMMON.loss(COMMON.x0)
+    i = next(i for i, row in enumerate(rows) if row[3] <= goal)
+    (a, *_, high, _), (b, *_, low, _) = rows[i - 1: i + 1]
+    return a + (b - a) * np.log(high / goal) / np.log(high / low)
+
+
+def uneven(algorithm, speeds=SPEEDS, runtime="simulator", **options):
+    machine = Machine(compute="fixed(0.01)", latency=1e-5, bandwidth=1e9, speeds=speeds)
+    return run(algorithm, COMMON, workers=4, steps=40, lr=0.05, machine=machine,
+               evaluations=64, runtime=runtime, **options)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.1])
+@pytest.mark.parametrize("algorithm", ["gosgd", "adpsgd", "independent"])
+def test_one_slow_worker_costs_replicas_no_more_than_its_gradients(algorithm, share):
+    """The model at a moment has the newest replica of each worker: it learns at the rate of all gradients.  Replicas
+    of equal iterations, which exist together only when the slowest has computed its own, are 3.2 times too late."""
+    passes = seconds_to(uneven("bsp", speeds=()), share) * 4 / sum(SPEEDS)
+    assert seconds_to(uneven(algorithm), share) == pytest.approx(passes, rel=0.25)
+
+
+@pytest.mark.filterwarnings("ignore:real computing overran")
+def test_the_time_to_a_loss_is_that_of_processes_and_of_their_record(tmp_path):
+    virtual, real = uneven("gosgd"), uneven("gosgd", runtime="processes")
+    slipped = max(late["slipped"] for late in real.trace.lateness.values())  # on a busy computer
+    assert 0.85 < seconds_to(real, 0.25) / seconds_to(virtual, 0.25) < 1.15 + slipped / seconds_to(virtual, 0.25)
+    written = run("gosgd", data="quadratic", workers=4, steps=40, runtime="processes", record=tmp_path / "r",
+                  machine=Machine(compute="fixed(0.005)", latency=1e-5, speeds=SPEEDS))
+    assert str(replay(tmp_path / "r").history) == str(written.history)
+
+
+def last(marks, seconds):
+    return max((e for e in marks if e.time <= seconds), key=lambda e: e.time, default=None)
+
+
+@pytest.mark.parametrize(("algorithm", "options"), [
+    ("bsp", {"servers": 3}), ("asp", {"servers": 3}), ("easgd", {}), ("allreduce", {}), ("local-sgd", {}),
+    ("hogwild", {}), ("zero", {}), ("sandblaster", {"servers": 2}), ("approximate", {"servers": 2})])
+def test_each_row_is_of_the_newest_that_each_node_had(algorithm, options):
+    """With updates and images at that moment; the last row is the end of the run."""
+    problem = quadratic()
+    result = run(algorithm, problem, workers=4, steps=16, lr=0.05, evaluations=12, **options,
+                 machine=Machine(compute="lognormal(0.01,0.5)", latency=1e-4, bandwidth=1e6, speeds=SPEEDS))
+    trace, rows = result.trace, result.history
+    assert min(6, rows[-1][1]) <= len(rows) <= 13 and rows[-1][3] == result.loss and rows[-1][0] == trace.seconds
+    assert np.diff([row[1] for row in rows]).max() <= max(1, rows[-1][1] / 4)
+    marks = [[e for e in trace.marks("update") if e.node == n] for n in trace.nodes if n in trace.updates]
+    servers = not trace.is_worker(marks[0][0].node)
+    for seconds, updates, images, loss, _ in rows[:-1]:
+        newest, counts = [last(each, seconds) for each in marks], [sum(e.time <= seconds for e in each) for each in marks]
+        if servers or algorithm == "zero":
+            x = np.concatenate([e.values["x"] for e in newest])
+        elif trace.of(Added):
+            x = last(trace.marks("update"), seconds).values["x"]
+        else:
+            x = np.mean([e.values["x"] if e else problem.x0 for e in newest], axis=0)
+        assert loss == pytest.approx(problem.loss(x), rel=1e-5)
+        assert updates == max(counts) if servers else updates == sum(counts) // (4 if algorithm == "zero" else 1)
+        assert images == sum(e.time <= seconds for e in trace.gradients)

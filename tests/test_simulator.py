@@ -21,7 +21,8 @@ from refsgd.problems.shapes import shape_only
 from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import Deadlock, RunFailed, Simulator, rare_full_collections, simulate
-from refsgd.trace import Computed, Marked, Polled, Received, thin
+from refsgd.trace import Computed, Marked, Polled, Received, Trace, thin
+from refsgd.trace.moments import moments
 
 
 class Note(NamedTuple):
@@ -270,11 +271,30 @@ def test_programs_that_go_on_may_ask_as_often_as_they_like(monkeypatch):
         assert len(run.trace.of(Polled)) == 499 * 20 and len(run.trace.of(Received)) == 3000
 
 
-def test_at_most_64_parameter_vectors_are_kept_evenly():
-    events = [Marked(0.0, "server0", 0, "update", {"version": v, "x": v}) for v in range(1000)]
+@pytest.mark.parametrize("pace", [0.0, 1.0, 1e-6])
+def test_at_most_64_parameter_vectors_are_kept_evenly(pace):
+    """Also where no time passes."""
+    events = [Marked(pace * v, "server0", 0, "update", {"version": v, "x": v}) for v in range(1000)]
     thin(events)
     versions = [e.values["version"] for e in events if "x" in e.values]
-    assert 32 < len(versions) <= 64 and set(np.diff(versions)) == {16}
+    assert 32 < len(versions) <= 64 and versions[-1] == 999
+    assert np.ptp(np.diff(versions[:-1])) <= 1
+
+
+@pytest.mark.parametrize("limit", [1, 5, 64])
+def test_nodes_of_any_speed_keep_what_they_had_at_common_moments(limit):
+    """Each in a process of its own, so that nothing but their clocks is common."""
+    nodes = {name: [Marked(late + pace * (v + 1), name, 0, "update", {"x": v}) for v in range(count)]
+             for name, late, pace, count in (("a", 0, 0.01, 900), ("b", 0.3, 0.037, 240), ("c", 2, 3.1, 3))}
+    for events in nodes.values():
+        thin(events, limit)
+        assert sum("x" in e.values for e in events) <= limit
+    trace = Trace(sorted((e for events in nodes.values() for e in events), key=lambda e: e.time), list(nodes), 12.0)
+    found = list(moments(trace, trace.of(Marked)))
+    assert len(found) > limit / 2
+    for moment in found:
+        assert moment.newest == {name: last for name, events in nodes.items()
+                                 if (last := sum(e.time <= moment.seconds for e in events) - 1) >= 0}
 
 
 @pytest.mark.parametrize("p", [(0.1, 0.2, 0.7), (0.0, 1.0, 0.0), (0.25, 0.25, 0.5)])

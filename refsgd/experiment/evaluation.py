@@ -5,11 +5,11 @@ An algorithm never computes a loss; it marks its updates, and a runtime keeps so
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping
 from math import nan
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -26,7 +26,8 @@ from refsgd.experiment.result import (
     schedule_sha256,
 )
 from refsgd.problems import Problem
-from refsgd.trace import Run, Trace, joined
+from refsgd.trace import Added, Run, Trace, joined
+from refsgd.trace.moments import Moment, moments
 from refsgd.trace.waiting import waiting_by_cause
 
 EVALUATIONS = 20  #: rows of a history, not counting its end
@@ -91,12 +92,10 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
         if workers and not servers:
             mean = average(workers)
             distance = float(np.mean([np.sum((w - mean) ** 2, dtype=float) for w in workers]))
-        if not evaluations or (rows and trace.seconds > rows[-1][0]):
-            updates = trace.updates.values()
-            stages = max(1, len(set(trace.parts.values())))
-            rows.append([trace.seconds, max(updates, default=0) if servers else sum(updates) // stages,
-                         sum(images for _, images in _images(trace, problem, rank, shares)), loss,
-                         accuracy.get("test", nan)])
+        end = [trace.seconds, _updates(trace, trace.updates),
+               sum(images for _, images in _images(trace, problem, rank, shares)), loss,
+               accuracy.get("test", nan)]
+        rows = [*(row for row in rows if row[:2] != end[:2]), end]
     measured = measure(trace, experiment.by_worker)
     if (share := largest_server(problem, experiment.servers)) is not None:
         measured["largest_server"] = share
@@ -122,33 +121,39 @@ def _images(trace: Trace, problem: Problem, rank: Mapping[str, int],
     return sorted(found, key=itemgetter(0))
 
 
+def _updates(trace: Trace, marks: Mapping[str, int]) -> int:
+    """The updates of a model, of which each node has marked so many of its part or of its replica."""
+    if any(not trace.is_worker(node) for node in marks):
+        return max(marks.values(), default=0)
+    return sum(marks.values()) // max(1, len(set(trace.parts.values())))
+
+
+def _model(trace: Trace, x0: Array, moment: Moment) -> Array | None:
+    """The parameters at a moment: the newest vector in shared memory, the servers' parts, or the mean of the
+    replicas, which are `x0` before their first update.  None if a part has not been marked yet."""
+    if trace.of(Added):
+        return cast("Array", list(moment.newest.values())[-1])
+    replicas = trace.is_worker(moment.nodes[0]) and not trace.parts
+    newest = {node: moment.newest.get(node, x0 if replicas else None) for node in moment.nodes}
+    if any(x is None for x in newest.values()):
+        return None
+    if trace.is_worker(moment.nodes[0]):
+        return average(joined((trace.parts.get(node, 0), x) for node, x in newest.items()))
+    return np.concatenate(list(newest.values()))
+
+
 def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int,
             shares: int) -> list[list[float]]:
-    """[seconds, updates, images, loss, test accuracy] at about `points` updates, evaluated after the run.
-
-    Parts of one version are joined; replicas of one iteration, of living workers only, are averaged.
-    """
-    versions: dict[int, dict[str, tuple[float, Array]]] = defaultdict(dict)
-    for e in trace.marks("update"):
-        if "x" in e.values:
-            versions[e.values.get("t", e.values["version"])][e.node] = e.time, e.values["x"]
-    emitters = [n for n in trace.nodes if any(n in found for found in versions.values())]
-    last = {n: max(v for v, found in versions.items() if n in found) for n in emitters if n in trace.dead}
-    whole = [(v, found) for v, found in sorted(versions.items())
-             if all(n in found or v > last.get(n, v) for n in emitters)]
-    gradients, stages = _images(trace, problem, rank, shares), max(1, len(set(trace.parts.values())))
-    rows = []
-    for version, found in whole[:: max(1, -(-len(whole) // points))]:
-        when = max(t for t, _ in found.values())
-        parts = {n: found[n][1] for n in emitters if n in found}
-        updates = version + 1
-        if trace.is_worker(emitters[0]):
-            x = average(joined((trace.parts.get(n, 0), part) for n, part in parts.items()))
-            updates *= sum(n not in trace.dead for n in emitters) // stages
-            updates += sum(min(version + 1, trace.updates.get(n, 0)) for n in trace.dead)
-        else:
-            x = np.concatenate(list(parts.values()))
-        images = sum(images for ready, images in gradients if ready <= when)
-        test = problem.accuracy(x, "test") if problem.accuracy is not None else nan
-        rows.append([when, updates, images, problem.loss(x), test])
+    """[seconds, updates, images, loss, test accuracy] of the model at up to `points` moments, evaluated after
+    the run; about evenly spaced in updates."""
+    known = {_updates(trace, moment.marks): moment for moment in moments(trace, trace.marks("update"))}
+    goals = [max(known, default=0) * (k + 1) / points for k in range(points)]
+    gradients, rows = _images(trace, problem, rank, shares), []
+    for updates in dict.fromkeys(min(known, key=lambda u: abs(u - goal)) for goal in goals if known):
+        x = _model(trace, problem.x0, known[updates])
+        if x is not None:
+            when = known[updates].seconds
+            images = sum(images for ready, images in gradients if ready <= when)
+            test = problem.accuracy(x, "test") if problem.accuracy is not None else nan
+            rows.append([when, updates, images, problem.loss(x), test])
     return rows

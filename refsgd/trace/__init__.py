@@ -13,11 +13,10 @@ from refsgd.trace.events import (
     Received,
     Returned,
     Sent,
-    Thinner,
     taken,
-    thin,
 )
-from refsgd.trace.metrics import CAUSES, joined
+from refsgd.trace.metrics import CAUSES
+from refsgd.trace.moments import Thinner, joined, thin
 from refsgd.trace.run import Run, Trace, Transit, Use
 
 __all__ = [

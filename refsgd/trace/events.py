@@ -8,9 +8,6 @@ and a `kind`, the word for its class in files and in the player.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 UNORDERED = -1  #: ticket of an access without a number
@@ -218,71 +215,3 @@ def taken(event: Event) -> tuple[str, str, int] | None:
     if isinstance(event, Received | Polled) and event.src is not None:
         return event.src, event.node, event.number
     return None
-
-
-@dataclass(slots=True)
-class _Kept:
-    """The number of a node's marks of one name, and those that keep their `x`, with their indices."""
-
-    count: int = 0
-    stride: int = 1
-    marks: list[tuple[int, Marked]] = field(default_factory=list)
-
-
-class Thinner:
-    """Keeps `x` in at most `limit` evenly spaced marks per name and node, and drops it from the others.
-
-    A mark keeps `x` if its index is divisible by a stride, which doubles whenever more than `limit` are held.
-    The index is the iteration `t`, else the version, else the count of such marks.  All servers keep the same
-    versions, so the parts of one version can be joined.  The marks themselves stay.
-
-    Parameters
-    ----------
-    limit : int
-        Largest number of `x` kept for each (node, name), >= 0.
-    """
-
-    def __init__(self, limit: int = 64) -> None:
-        self.limit = limit
-        self._kept: dict[tuple[str, str], _Kept] = defaultdict(_Kept)
-
-    def __call__(self, event: Event) -> None:
-        """Process the next event of a run."""
-        if not isinstance(event, Marked) or "x" not in event.values:
-            return
-        values = event.values
-        kept = self._kept[event.node, event.name]
-        index = values["t"] if "t" in values else values.get("version", kept.count)
-        kept.count += 1
-        if index % kept.stride or (index == 0 and len(kept.marks) >= self.limit):
-            del values["x"]
-            return
-        kept.marks.append((index, event))
-        while len(kept.marks) > self.limit:
-            kept.stride *= 2
-            for i, e in kept.marks:
-                if i % kept.stride:
-                    del e.values["x"]
-            kept.marks = [(i, e) for i, e in kept.marks if i % kept.stride == 0]
-
-
-def thin(events: Iterable[Event], limit: int = 64) -> None:
-    """Drop `x` from all but `limit` evenly spaced marks per name and node; see `Thinner`.
-
-    Parameters
-    ----------
-    events : iterable of Event
-        Changed in place.
-    limit : int
-        Largest number of `x` kept for each (node, name).
-
-    Examples
-    --------
-    >>> marks = [Marked(0.0, "server0", 0, "update", {"version": v, "x": v}) for v in range(100)]
-    >>> thin(marks, 4)
-    >>> [e.values["version"] for e in marks if "x" in e.values]
-    [0, 32, 64, 96]
-    """
-    look = Thinner(limit)
-    for event in events:
-        look(event)

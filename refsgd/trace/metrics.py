@@ -7,11 +7,9 @@ Each is a function of the trace, the same for every runtime, and an attribute of
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from refsgd.trace.events import UNORDERED, Added, Computed, Crashed, Event, Loaded, Marked, Returned, Sent
 
@@ -213,44 +211,6 @@ def clock_gap(trace: Trace) -> int:
 def lead(trace: Trace) -> int:
     """Largest difference of *completed* iterations between living workers at one time; SSP: at most s + 1."""
     return trace.gaps[1]
-
-
-def replica_spread(trace: Trace) -> list[tuple[float, float]]:
-    """(seconds, consensus distance) at the iterations whose replicas were kept; see `Thinner`.
-
-    The consensus distance is (1/n) sum_i |x_i - mean|^2 over the workers' parameters after an iteration, from
-    their marks with ``t`` and ``x``, at the time of the last one.  Empty unless two workers mark replicas.
-    """
-    rows: dict[int, dict[str, Marked]] = defaultdict(dict)
-    for e in trace.of(Marked):
-        if trace.is_worker(e.node) and "x" in e.values and "t" in e.values:
-            rows[e.values["t"]][e.node] = e
-    most = max(map(len, rows.values()), default=0)
-    out = []
-    for _, found in sorted(rows.items()):
-        marked = found.items() if len(found) == most else ()
-        each = joined((trace.parts.get(w, 0), e.values["x"]) for w, e in marked)
-        if len(each) > 1:
-            x = np.stack(each).astype(float)
-            out.append((max(e.time for e in found.values()),
-                        float(np.sum((x - x.mean(axis=0)) ** 2) / len(each))))
-    return out
-
-
-def joined(parts: Iterable[tuple[int, Any]]) -> list[Any]:
-    """The vectors of replicas, of which numbered parts are given, those of a part in the replicas' order.
-
-    A part that is at several places of the vector is a tuple: first come the first places of all parts.
-
-    >>> joined([(1, np.array([2])), (0, np.array([1])), (0, np.array([3])), (1, np.array([4]))])
-    [array([1, 2]), array([3, 4])]
-    """
-    held = defaultdict(list)
-    for part, x in parts:
-        held[part].append(x if isinstance(x, tuple) else (x,))
-    whole = [[x for places in zip(*parts, strict=True) for x in places]
-             for parts in zip(*(held[part] for part in sorted(held)), strict=True)]
-    return [np.concatenate(each) if len(each) > 1 else each[0] for each in whole]
 
 
 # -- idleness ----------------------------------------------------------------------------------------------

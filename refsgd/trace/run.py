@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
-from refsgd.trace import metrics
+from refsgd.trace import metrics, moments
 from refsgd.trace.events import Computed, Event, Marked, Polled, Received, Sent, taken
 from refsgd.trace.export import to_chrome
 
@@ -207,7 +207,7 @@ class Trace:
     gaps = cached_property(metrics.gaps)
     clock_gap = cached_property(metrics.clock_gap)
     lead = cached_property(metrics.lead)
-    replica_spread = cached_property(metrics.replica_spread)
+    replica_spread = cached_property(moments.replica_spread)
     busy = cached_property(metrics.busy)
     idle_ratio = cached_property(metrics.idle_ratio)
     to_chrome = to_chrome

@@ -225,8 +225,9 @@ def test_replicas_of_a_net_in_stages_train_as_all_reduce_does():
     peers = refsgd.run("allreduce", workers=2, **common)
     piped = refsgd.run("gpipe", workers=4, stages=2, **common)
     assert np.allclose(piped.parameters, peers.parameters, rtol=0, atol=1e-5) and piped.consensus_distance == 0
-    for ours, theirs in zip(piped.history, peers.history, strict=True):
-        assert ours[1] == theirs[1] and ours[3] == pytest.approx(theirs[3], abs=1e-4)
+    losses = [{row[1]: row[3] for row in result.history} for result in (piped, peers)]
+    common = sorted(losses[0].keys() & losses[1].keys())  # between them, the later stage is ahead
+    assert len(common) > 2 and [losses[0][u] for u in common] == pytest.approx([losses[1][u] for u in common], abs=1e-4)
     assert piped.history[-1][2] == peers.history[-1][2] and piped.trace.replica_spread[-1][1] == 0
 
 
