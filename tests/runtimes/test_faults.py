@@ -383,7 +383,9 @@ def test_the_history_of_peers_goes_on_after_a_death(runtime):
     """Replicas are averaged over the living, and the dead one's updates still count."""
     found = run("independent", steps=20, workers=4, machine=LINK, faults=["kill peer 2 at step 10"],
                 on_death="continue", runtime=runtime)
-    assert found.history[-1][1:3] == [70, 70] and [row[1] for row in found.history[-2:]] == [67, 70]
+    assert found.history[-1][1:3] == [70, 70] and found.history[-2][1] > 60
+    for row in found.history:
+        assert row[1] == sum(e.time <= row[0] for e in found.trace.marks("update"))
 
 
 def test_events_outlive_their_process():
