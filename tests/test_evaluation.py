@@ -113,7 +113,7 @@ def test_each_row_is_of_the_newest_that_each_node_had(algorithm, options):
                  machine=Machine(compute="lognormal(0.01,0.5)", latency=1e-4, bandwidth=1e6, speeds=SPEEDS))
     trace, rows = result.trace, result.history
     assert min(6, rows[-1][1]) <= len(rows) <= 13 and rows[-1][3] == result.loss and rows[-1][0] == trace.seconds
-    assert np.diff([row[1] for row in rows]).max() <= max(1, rows[-1][1] / 4)
+    assert np.diff([0] + [row[0] for row in rows]).max() < 0.35 * trace.seconds
     marks = [[e for e in trace.marks("update") if e.node == n] for n in trace.nodes if n in trace.updates]
     servers = not trace.is_worker(marks[0][0].node)
     for seconds, updates, images, loss, _ in rows[:-1]:

@@ -144,16 +144,18 @@ def _model(trace: Trace, x0: Array, moment: Moment) -> Array | None:
 
 def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int,
             shares: int) -> list[list[float]]:
-    """[seconds, updates, images, loss, test accuracy] of the model at up to `points` moments, evaluated after
-    the run; about evenly spaced in updates."""
-    known = {_updates(trace, moment.marks): moment for moment in moments(trace, trace.marks("update"))}
-    goals = [max(known, default=0) * (k + 1) / points for k in range(points)]
+    """[seconds, updates, images, loss, test accuracy] of the model at up to `points` evenly spaced moments,
+    evaluated after the run."""
+    known = list(moments(trace, trace.marks("update")))
+    chosen = dict[int, Moment]()
+    for goal in (known[-1].span[1] * (k + 1) / points for k in range(points) if known):
+        i = min(range(len(known)), key=lambda i: (max(known[i].span[0] - goal, goal - known[i].span[1]), -i))
+        chosen[i] = known[i]
     gradients, rows = _images(trace, problem, rank, shares), []
-    for updates in dict.fromkeys(min(known, key=lambda u: abs(u - goal)) for goal in goals if known):
-        x = _model(trace, problem.x0, known[updates])
+    for moment in chosen.values():
+        x = _model(trace, problem.x0, moment)
         if x is not None:
-            when = known[updates].seconds
-            images = sum(images for ready, images in gradients if ready <= when)
+            images = sum(images for ready, images in gradients if ready <= moment.seconds)
             test = problem.accuracy(x, "test") if problem.accuracy is not None else nan
-            rows.append([when, updates, images, problem.loss(x), test])
+            rows.append([moment.seconds, _updates(trace, moment.marks), images, problem.loss(x), test])
     return rows

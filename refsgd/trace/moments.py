@@ -99,6 +99,7 @@ class Moment(NamedTuple):
     """The parameters that nodes have from a time on, until one of them changes its own."""
 
     seconds: float
+    span: tuple[float, float]  #: its begin and end [s], or the numbers of these marks where no time passes
     nodes: list[str]  #: those that live and mark parameters at any time, in the deployment's order
     newest: dict[str, Any]  #: `x` of those that have marked any, in the order of their marks
     marks: Counter[str]  #: how many marks each node has made, with those of the dead
@@ -118,7 +119,8 @@ def moments(trace: Trace, marks: Iterable[Marked]) -> Iterator[Moment]:
     steps += [(trace.dead[n], -1, n, None) for n in nodes if n in trace.dead and trace.is_worker(n)]
     steps.sort(key=lambda step: step[:2])
     newest, count = dict[str, Any](), Counter[str]()
-    for (time, _, node, mark), (following, *_) in zip(steps, [*steps[1:], (None,)]):
+    ends = [*(time for time, *_ in steps[1:]), trace.seconds or len(steps)]
+    for (time, _, node, mark), end in zip(steps, ends, strict=True):
         if mark is None:
             newest.pop(node, None)
             nodes = [n for n in nodes if n != node]
@@ -127,8 +129,8 @@ def moments(trace: Trace, marks: Iterable[Marked]) -> Iterator[Moment]:
             if node in nodes and (node, mark.name) in kinds:
                 newest.pop(node, None)  # the newest comes last
                 newest[node] = mark.values.get("x")
-        if time != following and newest and all(x is not None for x in newest.values()):
-            yield Moment(time if trace.seconds else 0.0, nodes, dict(newest), count.copy())
+        if (end > time or mark is steps[-1][-1]) and newest and all(x is not None for x in newest.values()):
+            yield Moment(time if trace.seconds else 0.0, (time, end), nodes, dict(newest), count.copy())
 
 
 def replica_spread(trace: Trace) -> list[tuple[float, float]]:
