@@ -24,7 +24,6 @@ from refsgd.experiment.execution.resume import (
     first_file,
     on_request,
     ready,
-    still_planned,
     stored,
 )
 from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, source_sha256
@@ -187,7 +186,6 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     return carry_out(RunOptions.of(algorithm, problem, options))
 
 
-@standard_descriptors()
 def carry_out(options: RunOptions) -> Result:
     """Run and evaluate what the options describe."""
     start: Sequence[Record] = ()
@@ -205,7 +203,7 @@ def carry_out(options: RunOptions) -> Result:
         from refsgd.runtimes.processes.monitor import Monitor
 
         watch = Monitor()
-    with closing(records_of(options, experiment, start)) as records, \
+    with standard_descriptors(), closing(records_of(options, experiment, start)) as records, \
             on_request(records.flush if options.checkpoint is not None else None):
         finished = perform(experiment, options.runtime, records, options.faults, options.on_death,
                            watch.start if watch else None, OBSERVED if options.evaluations else 0)
@@ -251,8 +249,7 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experim
         if asked.get(key) != value:
             raise Usage(f"the record at {place} was made with {key} {value}, not {asked.get(key)}; expected "
                         "the same, or nothing")
-    return (replace(options, faults=still_planned(faults, start), on_death=header["on_death"]), experiment,
-            start)
+    return replace(options, faults=faults, on_death=header["on_death"]), experiment, start
 
 
 def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Record]) -> Records:
@@ -264,11 +261,8 @@ def records_of(options: RunOptions, experiment: Experiment, start: Sequence[Reco
         raise Usage("a record needs an algorithm of the catalogue or FILE.py:FUNCTION, and a problem built "
                     "from data and net; for others, replay a run in memory: "
                     "refsgd.runtimes.replay.replay(factory, record(run.trace))")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `perform` warns
-        faults = [list(fault) for fault in planned(experiment, options.faults)]
     header = {"refsgd": __version__, "algorithm": experiment.algorithm, "arguments": experiment.arguments,
-              "runtime": options.runtime, "faults": faults, "on_death": options.on_death}
+              "runtime": options.runtime, "on_death": options.on_death}
     if source := source_sha256(experiment.algorithm):
         header["source"] = source
     steps = options.checkpoint_every * experiment.problem.describe.get("steps_per_epoch", 100)

@@ -13,7 +13,8 @@ slow   from this step on, all computing of the node takes longer by a factor
 delay  from this step on, messages of the node (or only those to one other node) arrive some seconds later
 ====== ==============================================================================================
 
-The run's policy `on_death` decides what happens after a death.  Under ``continue`` the others continue.  A
+The run's policy `on_death` decides what happens after a death.  The death of a server or of the last node
+ends the run under every policy.  Under ``continue`` the others continue.  A
 program that lists `refsgd.effects.Died` in a `Recv` receives each death as an ordinary message, the last one
 from the dead node; messages to dead nodes are lost.  Once no further message can come,
 `refsgd.effects.RunEnded` is also raised in waiting main programs that handle it.  Under ``shrink`` and
@@ -28,7 +29,7 @@ import random
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -249,6 +250,14 @@ class Plan:
     def later(self, node: str, to: str) -> float:
         """The seconds by which a node's messages to another arrive later."""
         return self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0) if self._later else 0.0
+
+
+def why_over(dead: Collection[str], role: Mapping[str, str]) -> str:
+    """Why no policy can continue a run after these deaths, "" if one can: a server has the only copy of its
+    part of the parameters, or coordinates the others."""
+    if any(role[node] == "server" for node in dead):
+        return "; the parameters died with it, so no node can continue"
+    return "" if len(dead) < len(role) else "; no node is left to continue"
 
 
 def survives_workers(deployment: Deployment) -> bool:

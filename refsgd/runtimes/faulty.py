@@ -9,7 +9,7 @@ from typing import Any
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Deployment, Died, Factory
 from refsgd.runtimes.engine import RESUME, Task
-from refsgd.runtimes.faults import KEEP, Fault, Halted, Plan, check, survives_workers
+from refsgd.runtimes.faults import KEEP, Fault, Halted, Plan, check, survives_workers, why_over
 from refsgd.runtimes.simulator import RunFailed, Simulator
 from refsgd.trace import Crashed, Run
 
@@ -43,9 +43,10 @@ class Faulty(Simulator):
         reason = f"{fault.node} {how} as planned at step {fault.step}"
         for node in gone:
             self.record(Crashed(self.now, node, 0, reason))
-        if self._on_death == "stop" or len(self.dead) + len(gone) == len(self.nodes):
-            raise RunFailed(f"{reason}, at {self.now:.6g} s", host)
         self.dead += gone
+        over = why_over(self.dead, self.roles)
+        if over or self._on_death == "stop":
+            raise RunFailed(f"{reason}, at {self.now:.6g} s{over * (self._on_death != 'stop')}", host)
         for node in gone:
             self.values.pop(node, None)  # its return value is lost too
         for task in (task for node in gone for task in self.tasks[node]):

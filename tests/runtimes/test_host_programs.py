@@ -128,7 +128,8 @@ for number in (0, 1, 2):
     os.close(number)
 problem = quadratic(d=200, workers=2)
 def gradient(x, rank, t):
-    print("gradient", t, flush=True)  # would go to whatever has got the number 1
+    if t > 10:  # in a process
+        print("gradient", t, flush=True)  # would go to whatever has got the number 1
     return problem.gradient(x, rank, t)
 from dataclasses import replace
 try:

@@ -53,7 +53,7 @@ class Attempts:
 
     def __init__(self, experiment: Experiment, faults: Sequence[Fault], on_death: str,
                  deployment: Deployment) -> None:
-        self.experiment, self.faults, self.on_death = experiment, faults, on_death
+        self.experiment, self.on_death = experiment, on_death
         self.role, self.rank = roles(deployment), ranks(deployment)
         self.network = self.later = Network(experiment.machine, deployment)  # at first, and in this attempt
         self.next = Attempt(0, experiment.deploy, experiment.machine, experiment.seed, faults,
@@ -69,16 +69,14 @@ class Attempts:
         self.run = self.joined(halted.run)
         self.x, self.done = parameters(halted, self.x, self.experiment), self.done + more
         self.dead.update(names)
-        self.next = self._attempt(self.run.trace)
+        self.next = self._attempt(self.run.trace, halted, more)
         log.warning("%s; the run continues from iteration %d with %s", halted.reasons,
                     self.done, ", ".join(new if new == old else f"{new} (was {old})"
                                          for new, old in self.next.names.items()))
 
     def _check(self, halted: Halted, names: Sequence[str], more: int) -> None:
-        """Fail if no node is left, no node has the parameters, or a node dies again and again."""
-        if any(self.role[name] == "server" for name in names):
-            why = "the parameters died with it, so no node can continue"
-        elif not living(halted) and (self.on_death == "shrink" or "server" not in self.role.values()):
+        """Fail if no worker is left, or one dies again and again."""
+        if not living(halted) and (self.on_death == "shrink" or "server" not in self.role.values()):
             why = "no worker is left to continue"
         elif self.on_death == "restart" and self.dead.intersection(names) and not more:
             why = "it died again before every worker had completed an iteration"
@@ -86,7 +84,7 @@ class Attempts:
             return
         raise RunFailed(f"{halted.reasons}; {why}", names[0]) from None
 
-    def _attempt(self, before: Trace) -> Attempt:
+    def _attempt(self, before: Trace, halted: Halted, more: int) -> Attempt:
         """A deployment that continues from `x` after `done` iterations, without the dead under shrink."""
         experiment, done = self.experiment, self.done
         problem, machine = experiment.problem, experiment.machine
@@ -115,15 +113,17 @@ class Attempts:
                         steps=experiment.steps - done,
                         sgd=replace(experiment.sgd, schedule=lambda t: schedule(first + t)))
         self.later = Network(machine, later.deploy())
-        now = {old: new for new, old in names.items()}
+        first_names = {old: new for new, old in names.items()}
+        now = {name: first_names.get(old, "") for name, old in self.next.names.items()} | {"": ""}
+        begun = max(halted.run.trace.updates.values(), default=0)  # of the servers, in this attempt
         faults = []
-        for fault in self.faults:
-            ended = fault.kind in ENDS and fault.node in self.dead
-            if not ended and fault.node in now and (not fault.to or fault.to in now):
-                step = fault.step - (done if before.is_worker(fault.node) else updates)
+        for fault in self.next.faults:
+            ended = fault.kind in ENDS and fault.node in halted.dead
+            if not ended and now[fault.node] and bool(now[fault.to]) == bool(fault.to):
+                step = fault.step - (more if halted.run.trace.is_worker(fault.node) else begun)
                 if step >= 0 or fault.kind in LASTING:
                     faults.append(fault._replace(step=max(0, step), node=now[fault.node],
-                                                 to=now.get(fault.to, "")))
+                                                 to=now[fault.to]))
         return Attempt(self.next.number + 1, later.deploy, machine, self.next.seed + 1, faults, names)
 
     def joined(self, last: Run) -> Run:

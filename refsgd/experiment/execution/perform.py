@@ -19,6 +19,7 @@ from refsgd.runtimes.faulty import Faulty
 from refsgd.runtimes.replay import ReplayError
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
+from refsgd.trace.codec import Steps
 
 LOCAL_RUNTIMES = ("simulator", "processes", "tcp")  # which need no launcher such as mpiexec
 RUNTIMES = (*LOCAL_RUNTIMES, "mpi")
@@ -39,9 +40,14 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
     records = Records({}, runtime) if records is None else records
     attempts = Attempts(experiment, plan, on_death, deployment)
     while True:
+        attempt = attempts.next
+        deployment = attempt.deploy()
+        steps, faults = records.recorded(attempt.number, attempt.faults, deployment,
+                                         attempt.machine.place(deployment))
+        attempts.next = attempt._replace(faults=faults)
         try:
-            return attempts.joined(_attempt(experiment, runtime, attempts.next, on_death, records, on_start,
-                                            observe))
+            return attempts.joined(_attempt(experiment, runtime, attempts.next, steps, on_death, records,
+                                            on_start, observe))
         except Halted as halted:
             attempts.halted(halted)
 
@@ -77,26 +83,26 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
         replace(experiment, workers=experiment.workers - 1).deploy()
 
 
-def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, on_death: str, records: Records,
-             on_start: OnStart | None, observe: int) -> Run:
-    """Run one attempt in one of `RUNTIMES`."""
+def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, steps: Steps | None, on_death: str,
+             records: Records, on_start: OnStart | None, observe: int) -> Run:
+    """Run one attempt in one of `RUNTIMES`, from the end of its recorded steps if it has any."""
     if runtime == "simulator":
-        return _simulated(experiment, attempt, on_death, records, observe)
+        return _simulated(experiment, attempt, steps or {}, on_death, records, observe)
     if experiment.problem.describe.get("shape_only"):
         raise Usage(f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: a "
                     "shape-only net has nothing to send")
     _compile(experiment)
     number, deploy, machine, seed, faults, _ = attempt
-    beginning, role, steps = None, roles(deploy()), records.steps(number)
+    beginning, role = None, roles(deploy())
     if steps is not None:
         try:
-            if on_death in ("shrink", "restart") and records.has_ended(number):
-                records.begin(number, role, steps)
+            if on_death in ("shrink", "restart") and records.has_ended(number, steps):
+                records.begin(number, role, steps, faults)
                 raise halted(deploy, steps)
             beginning, steps = standing(deploy, steps)
         except ReplayError as error:
             raise ReplayError(f"{file_of(Path(records.place), number)}: {error}") from error.__cause__
-    journal = records.begin(number, role, steps or {})
+    journal = records.begin(number, role, steps or {}, faults)
     if runtime == "mpi":
         from refsgd.runtimes.processes import mpi
 
@@ -122,13 +128,13 @@ def _compile(experiment: Experiment) -> None:
             problem.gradient(problem.x0, 0, 0)
 
 
-def _simulated(experiment: Experiment, attempt: Attempt, on_death: str, records: Records,
+def _simulated(experiment: Experiment, attempt: Attempt, steps: Steps, on_death: str, records: Records,
                observe: int) -> Run:
     """Run one attempt in virtual time."""
     number, deploy, machine, seed, faults, _ = attempt
     simulator = Faulty(deploy, machine, seed, faults=faults, on_death=on_death) if faults else Simulator(
         deploy, machine, seed, observe)
-    simulator.journal, ended = records.again(number, simulator.roles)
+    simulator.journal, ended = records.again(number, simulator.roles, steps, faults)
     try:
         run = simulator.run()
     except NoContents:

@@ -14,14 +14,14 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from refsgd.effects import Died, Factory
+from refsgd.effects import Deployment, Died, Factory, roles
 from refsgd.experiment.arguments import Usage
-from refsgd.runtimes.faults import Fault, Halted
+from refsgd.runtimes.faults import Fault, Halted, survives_workers
 from refsgd.runtimes.journal import Journal, Record, lock, read
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.replay import Replayer, ReplayError
@@ -94,25 +94,22 @@ def _in_order(runtime: str, make: Callable[[bool], Made]) -> Made:
     return make(True)
 
 
-def still_planned(faults: Iterable[Fault], records: Sequence[Record]) -> list[Fault]:
-    """The faults without those that ended the run: a death that stopped it is not repeated."""
-    if records[0].header["on_death"] != "stop":
-        return list(faults)
-    steps = records[0].steps
-    begun = {node: sum(isinstance(step, Computed) for step in steps[node]) for node in dead_in(steps)}
-    return [fault for fault in faults
-            if fault.kind not in ("kill", "drop") or fault.step > begun.get(fault.node, -1)]
-
-
 # -- where a resumed run continues -------------------------------------------------------------------------
 
 
-def continued(record: Record) -> Steps:
-    """The steps that a resumed run repeats; if a death stopped the run, the dead node is revived."""
-    if record.header["on_death"] != "stop":
-        return record.steps
-    return {node: [step for step in done if not isinstance(step, Crashed)]
-            for node, done in record.steps.items()}
+def revived(record: Record, deployment: Deployment, host: Mapping[str, str]) -> list[str]:
+    """The nodes whose death ended a run, and which a resumed run therefore brings back: under ``stop`` all,
+    else a server with its host, or the last host of workers if no worker is left for the others."""
+    dead = [e.node for e in sorted((e for rows in record.steps.values() for e in rows
+                                    if isinstance(e, Crashed)), key=lambda e: e.time)]
+    role, on_death = roles(deployment), record.header["on_death"]
+    if record.end is not None or on_death == "stop":
+        return dead if record.end is None else []
+    last = [node for node in dead if role[node] == "server"]
+    alone = "server" not in role.values() or (on_death == "shrink" and not survives_workers(deployment))
+    if alone and not last and all(node in dead for node in role if role[node] == "worker"):
+        last = dead[-1:]
+    return [node for node in dead if host[node] in {host[n] for n in last}]
 
 
 def dead_in(steps: Steps) -> list[str]:
@@ -195,21 +192,30 @@ class Records:
     owner: int = -1  #: the descriptor by which the folder belongs to this run
     journals: list[Journal] = field(default_factory=list)
 
-    def steps(self, attempt: int) -> Steps | None:
-        """The steps of an attempt to repeat; None if it had not begun."""
-        return continued(self.start[attempt]) if attempt < len(self.start) else None
+    def recorded(self, attempt: int, faults: Sequence[Fault], deployment: Deployment,
+                 host: Mapping[str, str]) -> tuple[Steps | None, Sequence[Fault]]:
+        """The steps of an attempt to repeat, None if it had not begun, and its planned faults: a death that
+        ended the run happens in neither."""
+        if attempt >= len(self.start):
+            return None, faults
+        record = self.start[attempt]
+        alive = revived(record, deployment, host) if attempt + 1 == len(self.start) else []
+        begun = {node: sum(isinstance(step, Computed) for step in record.steps[node]) for node in alive}
+        steps = {node: [step for step in rows if node not in alive or not isinstance(step, Crashed)]
+                 for node, rows in record.steps.items()}
+        return steps, [fault for fault in map(lambda row: Fault(*row), record.header["faults"])
+                       if fault.kind not in ("kill", "drop") or fault.step > begun.get(fault.node, -1)]
 
-    def has_ended(self, attempt: int) -> bool:
+    def has_ended(self, attempt: int, steps: Steps) -> bool:
         """Whether an attempt of the continued run was halted, or can be halted because a node died."""
-        steps = self.start[attempt].steps if attempt < len(self.start) else {}
         done = all(any(step.program == 0 and isinstance(step, Returned | Crashed) for step in rows)
                    for rows in steps.values())
         return attempt + 1 < len(self.start) or (bool(dead_in(steps)) and not done)
 
-    def again(self, attempt: int, roles: Mapping[str, str]) -> tuple[Listener | None, Callable[[], None]]:
+    def again(self, attempt: int, roles: Mapping[str, str], steps: Steps,
+              faults: Sequence[Fault]) -> tuple[Listener | None, Callable[[], None]]:
         """The listener of an attempt in virtual time, and the function to call at its end."""
-        steps = self.steps(attempt) or {}
-        told = self.begin(attempt, roles, {}, moved=False)
+        told = self.begin(attempt, roles, {}, faults, moved=False)
 
         def caught_up() -> None:
             if self.folder is not None:
@@ -227,10 +233,11 @@ class Records:
 
         return both, following.ended
 
-    def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps,
+    def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps, faults: Sequence[Fault] = (),
               moved: bool = True) -> Listener | None:
         """The listener of an attempt whose record begins with `steps`, under its final name if `moved`."""
         self._close_journals()
+        self.header = {**self.header, "faults": [list(fault) for fault in faults]}
         if self.folder is not None:
             path = file_of(self.folder / NAME, attempt)
             self.journals.append(

@@ -16,8 +16,8 @@ import psutil
 
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Deployment
-from refsgd.runtimes.faults import KEEP, Fault, Halted, survives_workers
+from refsgd.effects import Deployment, roles
+from refsgd.runtimes.faults import KEEP, Fault, Halted, survives_workers, why_over
 from refsgd.runtimes.processes import logs
 from refsgd.runtimes.processes.child import live
 from refsgd.runtimes.processes.driver import Beginning
@@ -49,6 +49,7 @@ class Launch:
                  deadline: float | None, observe: int, on_death: str, faults: Sequence[Fault],
                  beginning: Beginning | None, journal: Callable[[Event], None] | None) -> None:
         self.deployment, self.machine, self.seed, self.observe = deployment, machine, seed, observe
+        self.roles = roles(deployment)
         self.on_death, self.faults, self.beginning, self.journal = on_death, faults, beginning, journal
         links = Network(machine, deployment)
         self.process_of = links.host
@@ -184,9 +185,13 @@ class Launch:
         notices = [Crashed(self._now(), node, 0, str(error), silent)
                    for node, where in self.process_of.items() if where == process]
         survives = self.on_death != "stop" and isinstance(error, RunFailed) and began
-        if not survives or self._closing or len(self.dead) + 1 == len(self.processes):
+        over = why_over([n for n, p in self.process_of.items() if p in (*self.dead, process)], self.roles)
+        # more may die while the living are halted
+        if not survives or over or (self._closing and not self.halted):
             with suppress(RuntimeError):  # a record that cannot be written: report the first failure
                 self._write(notices if began and isinstance(error, RunFailed) else [])
+            if survives and over:
+                error.args = (f"{error}{over}",)
             raise error from cause
         self._write(notices)
         log.warning("%s; the run continues without it", error)
