@@ -194,6 +194,8 @@ class Mark:
     `version` counts the updates before this one and `reads` holds (worker, version read) of each gradient
     (a replica adds its iteration ``t``); ``clock`` (t) when a worker ends iteration t; ``block`` (worker)
     when a server withholds an answer to keep a bound; ``drop`` (worker, t, reason) when work is discarded.
+    An `images` says how many images the gradients have that were applied; an update without it is taken to
+    have applied each worker's gradients in the order of its iterations.
 
     Parameters
     ----------

@@ -140,6 +140,20 @@ def test_an_algorithm_is_known_in_any_case_and_with_or_without_hyphens(capsys, c
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize(("given", "warns"), [
+    ("run bsp --steps 2 --batch 4 --compute 20ms", True), ("run bsp --steps 2 --batch 256 --json -", True),
+    ("predict bsp --batch 8 --compute exponential(1s)", True), ("predict bsp --sweep batch=16,32 --json -", True),
+    ("run bsp --steps 2 --compute 20ms", False), ("run bsp --steps 2 --batch 16 --compute 20ms", False),
+    ("run bsp --steps 2 --batch 4 --compute device(1GFLOPS)", False), ("run bsp --steps 2 --batch 4 --compute none", False),
+    ("predict bsp --compute 20ms", False), ("predict bsp --sweep workers=2,4 --json -", False),
+    ("predict bsp --net shapes:resnet50@224 --data none --batch 32 --machine das5-ethernet", False)])
+def test_a_batch_that_times_do_not_follow_is_warned_of_once(given, warns, capsys):
+    assert main([*given.split(), *(["--net", "softmax"] if "--net" not in given else [])]) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert len(said) == warns and all("times in seconds do not follow the batch; --compute 'device(" in line
+                                      for line in said)
+
+
 def test_zero_steps_are_a_run(capsys):
     assert main(["run", "bsp", "--data", "quadratic", "--steps", "0", "--quiet", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["measured"]["updates"] == 0

@@ -51,6 +51,7 @@ class Fetch(NamedTuple):
 
 
 Message = Callable[[str, Any], Any]  #: (server, gradient of its part) -> what is sent to it
+Reads = tuple[tuple[str, int], ...]  #: the worker of each gradient, and the version it read
 
 
 def rotate(items: Sequence[str], first: int) -> list[str]:
@@ -174,6 +175,12 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
 # -- the server's side ---------------------------------------------------------------------------------------
 
 
+def of_pushes(pushes: Iterable[tuple[str, Push]]) -> tuple[Reads, int]:
+    """What the mark of an update says of its pushes: their reads, and the number of their images."""
+    pushes = list(pushes)
+    return tuple((w, push.version) for w, push in pushes), sum(push.examples for _, push in pushes)
+
+
 @dataclass
 class Shard:
     """One part of the parameters at its server, with the state of the update rule."""
@@ -202,13 +209,14 @@ class Shard:
     def update(self, pushes: Iterable[tuple[str, Push]], rule: Callable[..., Any],
                *given: Any) -> Program[None]:
         """One update with gradients of some workers: ``x, state = rule(sgd, x, state, *given)``."""
-        reads = tuple((w, push.version) for w, push in pushes)
+        reads, images = of_pushes(pushes)
         self.x, self.state = yield Compute(rule, self.sgd, self.x, self.state, *given, kind="update")
-        yield from self.mark(reads)
+        yield from self.mark(reads, images)
 
-    def mark(self, reads: tuple[tuple[str, int], ...]) -> Program[None]:
-        """Report an update whose gradients were computed at these versions to observers, and count it."""
-        yield Mark("update", part=self.part, version=self.version, reads=reads, x=self.x)
+    def mark(self, reads: Reads, images: int) -> Program[None]:
+        """Report an update to observers, with the versions at which its gradients were computed and the
+        number of their images, and count it."""
+        yield Mark("update", part=self.part, version=self.version, reads=reads, images=images, x=self.x)
         self.version += 1
 
 

@@ -15,9 +15,11 @@ from typing import Any, Literal
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import EXCHANGE
 from refsgd.cluster import placement
+from refsgd.cluster.devices import written
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_timed
+from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import slowed
 from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment.execution.perform import RUNTIMES
@@ -426,3 +428,12 @@ def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     if any(getattr(args, name, None) is not None for name in MACHINE):
         given["machine"] = machine_of(args)
     return given | own_given(args)
+
+
+def check_priced(args: argparse.Namespace, machine: Machine, swept: bool = False) -> None:
+    """Warn if the batch is given, or `swept`, and times are in seconds that were not measured for a batch."""
+    measured = args.machine is not None and args.compute is None and load_timed(args.machine)[1]
+    given = swept or args.batch not in (None, Training.batch)
+    if given and machine.paced and not on_devices(machine) and not measured:
+        warnings.warn(f"compute {written(machine.compute)}: times in seconds do not follow the batch; "
+                      "--compute 'device(FLOP/S)' prices a gradient by its images", stacklevel=2)

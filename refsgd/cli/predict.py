@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from refsgd.cli.options import OldName, arguments_of, common, flag, own_given
+from refsgd.cli.options import OldName, arguments_of, check_priced, common, flag, own_given
 from refsgd.cli.outputs import PIPE, check_outputs, deliver, figure, tell, width
-from refsgd.experiment.prepare import Usage, prepare
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Usage, prepare
 from refsgd.trace.schema import json_text
 
 PICTURE = "refsgd-sweep.png"
@@ -49,6 +49,7 @@ def do(args: argparse.Namespace) -> None:
         raise Usage(f"{args.workers} workers; formulas are evaluated for at most {LARGEST}")
 
     experiment = prepare(args.algorithm, **arguments_of(args))
+    check_priced(args, experiment.machine)
     predictions = simulated(experiment) if args.kind == "simulated" else experiment.predictions()
     if not predictions and not experiment.machine.paced:
         raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute DIST")
@@ -94,6 +95,7 @@ def draw_sweep(args: argparse.Namespace) -> None:
     args.plot = args.plot or (PICTURE if args.json != "-" else None)
     check_outputs(args)
     found = sweep(names, quantity, values, metric=args.metric, **arguments)
+    check_priced(args, arguments.get("machine", DEFAULT_MACHINE), quantity == "batch")
 
     def talk() -> None:
         wide = width() or PIPE

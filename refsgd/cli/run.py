@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 
 from refsgd.algorithms.facts import declared, facts_of
-from refsgd.cli.options import arguments_of, common, player_file
+from refsgd.cli.options import arguments_of, check_priced, common, player_file
 from refsgd.cli.outputs import compile_kernels, notice, progress, show
 from refsgd.experiment.functions import deployment_function
 from refsgd.experiment.prepare import Usage, prepare
@@ -49,6 +49,7 @@ def do(args: argparse.Namespace) -> None:
     """Train and print the result."""
     if args.runtime == "mpi":
         if (result := run_over_mpi(args)) is not None:
+            check_priced(args, result.machine)
             show(result, args)
         return
     options = described(args)
@@ -57,6 +58,7 @@ def do(args: argparse.Namespace) -> None:
         if say:
             say(f"{args.algorithm}: running")
         result = carry_out(options)
+    check_priced(args, result.machine)
     show(result, args)
 
 

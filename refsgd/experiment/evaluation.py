@@ -5,10 +5,8 @@ An algorithm never computes a loss; it marks its updates, and a runtime keeps so
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from math import nan
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -27,25 +25,24 @@ from refsgd.experiment.result import (
 )
 from refsgd.problems import Problem
 from refsgd.trace import Added, Run, Trace, joined
+from refsgd.trace.metrics import number_images
 from refsgd.trace.moments import Moment, moments
 from refsgd.trace.waiting import waiting_by_cause
 
 EVALUATIONS = 20  #: rows of a history, not counting its end
 
 
-def measure(trace: Trace, batch: float | Mapping[str, float]) -> dict[str, Any]:
-    """Metrics under the keys of the public JSON format; `batch` is of all workers, or of each by name."""
+def measure(trace: Trace) -> dict[str, Any]:
+    """Metrics under the keys of the public JSON format."""
     taus = [tau for _, tau in trace.staleness]
     rate = trace.iteration_rate  # of all workers together, each until its own end
-    images = (sum(batch[w] * each for w, each in trace.rates.items()) if isinstance(batch, Mapping)
-              else batch * rate)
     # a server's draws are too short for a ratio
     late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
     drawn = sum(t["drawn"] for t in late)
     return {
         "seconds": trace.seconds,
         "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
-        "images_per_second": images,
+        "images_per_second": trace.images_per_second,
         "updates": max(trace.updates.values(), default=0),
         "bytes_sent": dict(trace.bytes_sent),
         "messages": trace.messages,
@@ -75,16 +72,14 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     """Metrics, history and hashes of a finished run; only times, bytes and staleness for a shape-only net."""
     problem, trace = experiment.problem, run.trace
     x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
+    count_images(experiment, trace)
     rank = ranks(experiment.deploy())
     servers_of_run = {rank[node] for node in trace.nodes if not trace.is_worker(node)}
-    if experiment.facts.portions:  # whose workers all compute gradients of one share
-        rank = dict.fromkeys(rank, 0)
     if not problem.describe.get("shape_only"):
         x = final_parameters(run)
         servers, workers = replicas(run)
-        shares = experiment.replicas
         if evaluations:  # first: its last parameters may be the final ones
-            rows = history(trace, problem, rank, evaluations_of(problem, evaluations), shares)
+            rows = history(trace, problem, evaluations_of(problem, evaluations))
         if problem.accuracy is not None:
             accuracy = {part: problem.accuracy(x, part) for part in ("train", "test", "validation")
                         if part != "validation" or part in problem.describe}
@@ -92,11 +87,9 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
         if workers and not servers:
             mean = average(workers)
             distance = float(np.mean([np.sum((w - mean) ** 2, dtype=float) for w in workers]))
-        end = [trace.seconds, _updates(trace, trace.updates),
-               sum(images for _, images in _images(trace, problem, rank, shares)), loss,
-               accuracy.get("test", nan)]
+        end = [trace.seconds, _updates(trace, trace.updates), trace.images(), loss, accuracy.get("test", nan)]
         rows = [*(row for row in rows if row[:2] != end[:2]), end]
-    measured = measure(trace, experiment.by_worker)
+    measured = measure(trace)
     if (share := largest_server(problem, experiment.servers)) is not None:
         measured["largest_server"] = share
     return Result(
@@ -107,18 +100,11 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
         trace, x, experiment.deploy)
 
 
-def _images(trace: Trace, problem: Problem, rank: Mapping[str, int],
-            shares: int) -> list[tuple[float, int]]:
-    """When each gradient was ready, and its number of images; by time.  If workers have fewer shares of the
-    data, as stages have one, it is ready at the first, to which its backward pass comes last."""
-    steps = Counter[str]()
-    found = []
-    for gradient in trace.gradients:
-        if trace.is_worker(gradient.node) and rank[gradient.node] >= shares:
-            continue
-        found.append((gradient.time, problem.images(rank[gradient.node], steps[gradient.node])))
-        steps[gradient.node] += 1
-    return sorted(found, key=itemgetter(0))
+def count_images(experiment: Experiment, trace: Trace) -> None:
+    """Complete the marks of updates that do not say how many images they applied; the replicas of a pipeline
+    come first among the ranks, and each of its stages has their shares of the data."""
+    rank, images = ranks(experiment.deploy()), experiment.problem.images
+    number_images(trace, lambda worker, t: images(rank[worker] % experiment.replicas, t))
 
 
 def _updates(trace: Trace, marks: Mapping[str, int]) -> int:
@@ -142,8 +128,7 @@ def _model(trace: Trace, x0: Array, moment: Moment) -> Array | None:
     return np.concatenate(list(newest.values()))
 
 
-def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int,
-            shares: int) -> list[list[float]]:
+def history(trace: Trace, problem: Problem, points: int) -> list[list[float]]:
     """[seconds, updates, images, loss, test accuracy] of the model at up to `points` evenly spaced moments,
     evaluated after the run."""
     known = list(moments(trace, trace.marks("update")))
@@ -151,11 +136,11 @@ def history(trace: Trace, problem: Problem, rank: Mapping[str, int], points: int
     for goal in (known[-1].span[1] * (k + 1) / points for k in range(points) if known):
         i = min(range(len(known)), key=lambda i: (max(known[i].span[0] - goal, goal - known[i].span[1]), -i))
         chosen[i] = known[i]
-    gradients, rows = _images(trace, problem, rank, shares), []
+    rows = []
     for moment in chosen.values():
         x = _model(trace, problem.x0, moment)
         if x is not None:
-            images = sum(images for ready, images in gradients if ready <= moment.seconds)
             test = problem.accuracy(x, "test") if problem.accuracy is not None else nan
-            rows.append([moment.seconds, _updates(trace, moment.marks), images, problem.loss(x), test])
+            rows.append([moment.seconds, _updates(trace, moment.marks), trace.images(moment.seconds),
+                         problem.loss(x), test])
     return rows

@@ -111,14 +111,14 @@ class Experiment:
         count = self.options.get("portions") or self.problem.describe.get("steps_per_epoch", 2 * self.workers)
         return float((self.steps + 1) * count / self.workers)
 
-    @property
-    def by_worker(self) -> float | dict[str, float]:
-        """The batch of all workers, or the batch of each by name."""
-        if len(set(self.batches)) == 1:
-            return self.batches[0]
-        deployment = self.deploy()
-        kind = roles(deployment)
-        return {w: self.batches[rank] for w, rank in ranks(deployment).items() if kind[w] == "worker"}
+    @cached_property
+    def images(self) -> int:
+        """Images in all gradients of a run; the shares of an epoch's steps are those of the first epoch's."""
+        epoch = int(self.problem.describe.get("steps_per_epoch", 100))
+        whole, rest = divmod(self.steps, epoch)
+        counts = [[self.problem.images(rank, t) for t in range(epoch if whole else rest)]
+                  for rank in range(self.replicas)]
+        return sum(whole * sum(each) + sum(each[:rest]) for each in counts)
 
     @cached_property
     def work(self) -> list[list[float]]:
@@ -190,7 +190,7 @@ class Experiment:
         plan = exchanges.plan(facts, options, self.problem, self.servers, self.machine.codec)
         found = theory.predict(
             facts.formula, self.priced, workers=self.workers, servers=self.servers,
-            nbytes=4 * self.problem.x0.size, batch=self.batches, steps=self.steps,
+            nbytes=4 * self.problem.x0.size, batch=self.batches, images=self.images, steps=self.steps,
             options=options, plan=plan, pipeline=pipelines.plan(facts, options, self.problem,
                                                                 self.workers, self.steps))
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):

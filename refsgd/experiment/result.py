@@ -274,7 +274,7 @@ class Result:
         causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
         lines += [
             f"time       {m['seconds']:.3f} s, {m['seconds_per_iteration'] * 1e3:.2f} ms an iteration, "
-            f"{m['images_per_second']:.0f} images/s{self._overall()}",
+            f"{m['images_per_second']:.0f} images/s",
             f"staleness  mean {m['staleness']['mean']:.2f}, max {m['staleness']['max']} updates; "
             f"clock gap {m['clock_gap']['max']}, lead {m['lead']['max']} iterations",
             f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
@@ -290,14 +290,6 @@ class Result:
             used = [f"{node} {in_words(each)}" for node, each in m["resources"].items()]
             lines.append("resources  " + "; ".join(used))
         return "\n".join(lines)
-
-    def _overall(self) -> str:
-        """Images per second over the whole run, if workers that ended early make that differ."""
-        if self.trace is None or self.trace.iteration_rate <= 1.05 * self.trace.overall_rate:
-            return ""
-        share = self.trace.overall_rate / self.trace.iteration_rate
-        return (f" (each worker until its own end; {self.measured['images_per_second'] * share:.0f} images/s "
-                "over the whole run)")
 
     def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None,
                limit: int = 500) -> Player:

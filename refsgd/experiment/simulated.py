@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.evaluation import flat, measure
+from refsgd.experiment.evaluation import count_images, flat, measure
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.prepare import Experiment
@@ -49,7 +49,8 @@ def _runs(experiment: Experiment) -> list[dict[str, Any]]:
     out = []
     for seed in range(experiment.seed, experiment.seed + RUNS):
         trace = perform(replace(experiment, seed=seed), "simulator").trace
-        found = flat(measure(trace, experiment.by_worker))
+        count_images(experiment, trace)
+        found = flat(measure(trace))
         out.append({**found, "bytes_per_iteration": found["bytes_sent"] / max(experiment.steps, 1),
                     "idle_by_cause": found["idle_ratio"], "causes": found["idle_by_cause"],
                     "clock_gap_max": found["clock_gap"]["max"], "lead_max": found["lead"]["max"]})

@@ -51,10 +51,11 @@ class Problem:
     coordinates : Coordinates or None
         Minima along single coordinates, see `refsgd.problems.regression`; None: not known.
     describe : dict
-        The description of the problem in the result's JSON. Runs use some entries: "batch",
-        the images of a gradient, by which images per second are counted (the mean over workers; without it
-        ``images(rank, 0)``), and "batches", one number for each worker, where they differ; "workers", the
-        only number of workers that a run may have (any); "steps_per_epoch" (100).
+        The description of the problem in the result's JSON. Runs use some entries: "batch", the images of a
+        full gradient (the mean over workers; without it ``images(rank, 0)``), and "batches", one number for
+        each worker, where they differ: they are `images` if that is not given; "workers", the only number of
+        workers that a run may have (any); "steps_per_epoch" (100), after which formulas take `images` and
+        `work` to repeat.
 
     Examples
     --------

@@ -144,7 +144,7 @@ def in_shape_only(problem: Problem, batches: Sequence[int]) -> Problem:
     """A problem of the same size, work and layers, without contents."""
     known = {"blocks": problem.chain.blocks, "held": problem.chain.held} if problem.chain else {}
     found, layers = shape_only(problem.x0.size, batches, **known), problem.layers  # type: ignore[arg-type]
-    return replace(found, work=problem.work, exchange=problem.exchange,
+    return replace(found, work=problem.work, images=problem.images, exchange=problem.exchange,
                    layers=layers and replace(layers, begin=whole(layers.parts, found.gradient)))
 
 

@@ -93,27 +93,12 @@ def _of_no_steps(found: Figures) -> Figures:
     for name in ("seconds", "updates", "bytes_sent", "clock_gap_max", "lead_max"):
         if name in found:
             found[name] = Prediction(0.0, found[name].unit, "exact", {}, "no iteration", "definition")
-    found.without("no iteration, no time", "idle_ratio", "idle_by_cause")
+    found.without("no iteration, no time", "images_per_second", "idle_ratio", "idle_by_cause")
     return found.without("no iteration, no update", "staleness_mean", "staleness_max")
 
 
-def _of_unequal_batches(found: Figures, c: Setting) -> None:
-    """Adapt the throughput to different batches.
-
-    It assumes equal paces: workers that wait for each other have them in the long run, others only if their
-    gradients take the same time.
-    """
-    if len(set(c.batches)) == 1 or c.alike or c.pipeline or "images_per_second" not in found:
-        return
-    lead = found.get("lead_max")
-    if lead is None or lead.value >= max(c.steps, 2):
-        found.without("workers with different batches have different paces", "images_per_second")
-    elif lead.value > 1 and found["images_per_second"].kind != "bound":
-        found["images_per_second"] = replace(found["images_per_second"], kind="approximation")
-
-
 def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
-            batch: int | Sequence[int] = 1, steps: int = 1,
+            batch: int | Sequence[int] = 1, images: int | None = None, steps: int = 1,
             options: Mapping[str, Any] | None = None, plan: Plan | None = None,
             pipeline: Pipeline | None = None) -> Figures:
     """Predict every metric of a run for which there is a formula.
@@ -130,6 +115,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         M: bytes of the model on the wire.
     batch : int or sequence of int
         Images per worker and iteration, or for each worker.  Times do not depend on it.
+    images : int, optional
+        Images in all gradients of the run, where some have fewer than `batch`.
     steps : int
         Iterations of each worker.
     options : mapping
@@ -176,16 +163,17 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     check_count("steps", steps, 0)
     check_distribution("compute", prices.own(machine, 0))
     servers = 1 if name in SERVERLESS else servers
+    if images is None or not steps:
+        images = sum(batches) * max(steps, 1)
     try:
-        setting = Setting(_served(name, machine, servers), workers, servers, nbytes, batches, max(steps, 1),
-                          dict(options or {}), plan, pipeline)
+        setting = Setting(_served(name, machine, servers), workers, servers, nbytes, batches, images,
+                          max(steps, 1), dict(options or {}), plan, pipeline)
         if plan and plan.unknown:
             raise Uncovered(plan.unknown)
         _check_covered(name, setting)
         found = ALGORITHMS[name](setting)
     except Uncovered as why:
         return Figures().without(str(why), *FIGURES)
-    _of_unequal_batches(found, setting)
     if name in SERVERLESS:
         found["updates"] = replace(found["updates"], formula="updates of each worker")
     if not steps:

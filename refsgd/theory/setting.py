@@ -31,6 +31,7 @@ class Setting:
     servers: int
     nbytes: int
     batches: tuple[int, ...]  #: of each worker
+    images: float  #: in all gradients of the run, some of which may have fewer
     steps: int
     options: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = None  #: of gradients that travel in parts
@@ -184,7 +185,7 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
             *more: Mapping[str, Prediction]) -> Figures:
     """The metrics common to all algorithms (times, throughput, updates, bytes, idle time), and `more`."""
     out = Figures({
-        "seconds_per_iteration": step, "images_per_second": throughput(c, step), "seconds": run,
+        "seconds_per_iteration": step, "images_per_second": throughput(c, run), "seconds": run,
         "updates": count(updates, "updates", "updates of one server"),
         "bytes_per_iteration": count(sent, "bytes", "all nodes together"),
         "bytes_sent": count(sent * c.steps, "bytes", "bytes_per_iteration x steps"),
@@ -201,15 +202,16 @@ def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: f
 OPPOSITE: dict[Side, Side] = {"lower": "upper", "upper": "lower", "": ""}  #: bounds of a rate, from a time's
 
 
-def throughput(c: Setting, step: Prediction) -> Prediction:
-    """Images per second of all workers together."""
-    images = float(sum(c.batches))
-    error = images / step.value * (step.error / step.value) if step.value else 0.0
-    return Prediction(images / step.value if step.value else math.inf, "images/s", step.kind,
-                      {"images per iteration": images, "iteration": step.value, **sampling(error)},
-                      f"{'n b' if len(set(c.batches)) == 1 else 'sum b_i'} / seconds_per_iteration",
-                      step.source, step.assumptions,
-                      {"images per iteration": "images", "iteration": "s"}, OPPOSITE[step.bound])
+def throughput(c: Setting, run: Prediction, applied: float = 1.0) -> Prediction:
+    """Images over the seconds of a run, or those of many runs over their seconds if times are drawn; a share
+    of the gradients is `applied`."""
+    images = applied * c.images
+    value = images / run.value if run.value else math.inf
+    return Prediction(value, "images/s", run.kind if images else "exact",
+                      {"images": images, "elapsed": run.value,
+                       **sampling(value * run.error / run.value if run.value else 0.0)},
+                      "images in applied gradients / seconds", run.source, run.assumptions,
+                      {"images": "images", "elapsed": "s"}, OPPOSITE[run.bound])
 
 
 def _idleness(c: Setting, step: Prediction, run: Prediction) -> dict[str, Prediction]:

@@ -6,10 +6,12 @@ Each is a function of the trace, the same for every runtime, and an attribute of
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from math import inf
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from refsgd.trace.events import UNORDERED, Added, Computed, Crashed, Event, Loaded, Marked, Returned, Sent
 
@@ -97,9 +99,69 @@ def iteration_rate(trace: Trace) -> float:
     return sum(trace.rates.values())
 
 
-def overall_rate(trace: Trace) -> float:
-    """Iterations per second of all workers together over the whole run."""
-    return sum(count for count, _ in trace.completed.values()) / trace.seconds if trace.seconds else 0.0
+def number_images(trace: Trace, images: Callable[[str, int], int]) -> None:
+    """Add `images` to marks of updates that lack them, from ``images(worker, t)`` of each gradient.
+
+    The gradients in `reads` are of the mark's iteration ``t``, or else each worker's follow one another.  One
+    that several nodes apply to the same part counts at the first of them.
+    """
+    applied, known = Counter[tuple[str, str]](), Counter[tuple[Any, str]]()  # by worker: by node, of a part
+    for e in trace.marks("update"):
+        if "images" not in e.values:
+            found = 0
+            for worker, _ in e.values.get("reads", ()):
+                k, place = applied[e.node, worker], (_part(trace, e), worker)
+                applied[e.node, worker] += 1
+                if k >= known[place]:
+                    known[place] += 1
+                    found += images(worker, e.values.get("t", k))
+            e.values["images"] = found
+
+
+def _part(trace: Trace, mark: Marked) -> Any:
+    """The part of the parameters that a mark is about; servers that do not say have one each."""
+    return mark.values.get("part", 0 if trace.is_worker(mark.node) else mark.node)
+
+
+def applied(trace: Trace) -> list[tuple[float, int]]:
+    """When gradients were applied, and how many images all gradients had that were applied until then.
+
+    Every part of the parameters gets every gradient, so the part that has got most images counts.  What a
+    replica repeats after a restart from older parameters counts once.
+    """
+    parts, seen, most, out = Counter[Any](), set[tuple[str, int]](), 0, list[tuple[float, int]]()
+    for e in trace.of(Marked):
+        again = trace.is_worker(e.node) and (e.node, e.values.get("t")) in seen
+        if "images" in e.values and not again:
+            if "t" in e.values:
+                seen.add((e.node, e.values["t"]))
+            part = _part(trace, e)
+            parts[part] += e.values["images"]
+            most = max(most, parts[part])
+            out.append((e.time, most))
+    return out
+
+
+def images(trace: Trace, until: float = inf) -> int:
+    """Images in all gradients that were applied until some time.
+
+    Parameters
+    ----------
+    trace : Trace
+    until : float
+        Seconds; by default the whole run.
+
+    Returns
+    -------
+    int
+    """
+    k = bisect_right(trace.applied, until, key=itemgetter(0))
+    return trace.applied[k - 1][1] if k else 0
+
+
+def images_per_second(trace: Trace) -> float:
+    """Images in applied gradients over the seconds of the run; 0 for an empty run."""
+    return trace.images() / trace.seconds if trace.seconds else 0.0
 
 
 # -- staleness and clocks ----------------------------------------------------------------------------------

@@ -200,7 +200,9 @@ class Trace:
     completed = cached_property(metrics.completed)
     rates = cached_property(metrics.rates)
     iteration_rate = cached_property(metrics.iteration_rate)
-    overall_rate = cached_property(metrics.overall_rate)
+    applied = cached_property(metrics.applied)
+    images = metrics.images
+    images_per_second = cached_property(metrics.images_per_second)
     staleness = cached_property(metrics.staleness)
     staleness_histogram = cached_property(metrics.staleness_histogram)
     outstanding_age = cached_property(metrics.outstanding_age)

@@ -91,7 +91,8 @@ def train(me: Peer, steps: int, stage: int) -> Program[Held]:
             yield from passes(problem, me.rank, t, x, partial(me.reduce, t=t, mean=mean),
                               me.gather if stage == 3 else None, again=stage == 3)
         shard.x, shard.state = yield Compute(shard.sgd.step, shard.x, shard.state, mean, t, kind="update")
-        yield from shard.mark(tuple((peer, t) for peer in me.group))
+        yield from shard.mark(tuple((peer, t) for peer in me.group),
+                              sum(problem.images(i, t) for i in range(len(me.group))))
         if stage < 3:
             x = None  # nobody holds two models
             x = yield from me.gather(whole)

@@ -76,7 +76,7 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int, sg
             x = x - e  # a)
         g: Array = yield Compute(problem.gradient, z, rank, t)
         x, v = yield Compute(nesterov, sgd, x, v, z, g, t, kind="update")
-        yield Mark("clock", t=t, x=x)
+        yield Mark("clock", t=t, images=problem.images(rank, t), x=x)
     return x
 
 
@@ -95,7 +95,8 @@ def server(center: Shard, workers: Sequence[str], updates: int, together: int) -
             if len(forces) == together:
                 movers = [w for w in workers if w in forces]
                 center.x = yield Compute(add, center.x, *(forces[w].force for w in movers), kind="update")
-                yield from center.mark(tuple((w, forces[w].version) for w in movers))
+                # No images: a force is no gradient. Gradients are applied to replicas.
+                yield from center.mark(tuple((w, forces[w].version) for w in movers), images=0)
                 for w in waiting:
                     yield Send(w, Model(center.x, center.version))
                 forces, waiting = {}, []

@@ -56,6 +56,7 @@ class Accrued(NamedTuple):
 
     grad: Array  # (part,)
     versions: tuple[int, ...]  # of the part at which each of them was computed
+    examples: int = 0  # in all their means together
 
 
 def worker(rank: int, workers: int, servers: Sequence[str], problem: Any, steps: int, sgd: SGD,
@@ -65,27 +66,26 @@ def worker(rank: int, workers: int, servers: Sequence[str], problem: Any, steps:
 
     With `divided`, which computes its gradients, it is one of a replica's stages, and `problem` that stage.
     """
-    x: Array = problem.x0
-    there = Servers(servers, problem, rank if rotated else 0, divided)
-    accrued, reads = np.zeros_like(x), list[dict[str, int]]()
+    x, there = problem.x0, Servers(servers, problem, rank if rotated else 0, divided)
+    accrued, reads, examples = np.zeros_like(x), list[dict[str, int]](), 0
 
     def window(s: str, g: Array) -> Accrued:
-        return Accrued(g, tuple(read[s] for read in reads))
+        return Accrued(g, tuple(read[s] for read in reads), examples)
 
     for t in range(steps):
         if t % fetch_every == 0:  # step mod n_fetch = 0
             x = yield from there.fetch(t)
-        reads = [*reads, dict(there.version)]
+        reads, examples = [*reads, dict(there.version)], examples + problem.images(rank, t)
         if pushes_at(t, steps, push_every):  # step mod n_push = 0
             g = yield from there.gradient(x, rank, t, window, accrued)  # pushes accrued + g
-            accrued, reads = np.zeros_like(x), []
+            accrued, reads, examples = np.zeros_like(x), [], 0
         else:
             g = yield from there.compute(x, rank, t)
             accrued = accrued + g
         # g is in push ceil(t / push_every); all workers' earlier pushes are updates
         x = x - sgd.rate(workers * -(-t // push_every)) * g
         yield Mark("clock", t=t)
-    return x
+    return x  # type: ignore[no-any-return]
 
 
 def pushes_at(t: int, steps: int, push_every: int) -> bool:
@@ -104,7 +104,7 @@ def server(shard: Shard, messages: int, adagrad: bool) -> Program[Array]:
             else:
                 shard.x, shard.state = yield Compute(rule, shard.sgd, shard.x, shard.state, message.grad,
                                                      shard.version, kind="update")
-                yield from shard.mark(tuple((w, read) for read in message.versions))
+                yield from shard.mark(tuple((w, read) for read in message.versions), message.examples)
     return shard.x
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.algorithms.codecs import kept
-from refsgd.algorithms.parts import Push, Shard
+from refsgd.algorithms.parts import Push, Reads, Shard, of_pushes
 from refsgd.algorithms.server import bsp
 from refsgd.effects import Array, Compute, Mark, Program, Send
 
@@ -36,7 +36,8 @@ class Significant(NamedTuple):
 
     entries: Entries
     change: Array  # as many as `entries`
-    reads: tuple[tuple[str, int], ...]  # whose gradients, and which versions they had read
+    reads: Reads  # of the gradients behind them
+    images: int  # of these gradients
     clock: int  # iterations that all workers of the sender's centre have completed
     announced: bool  # whether a barrier has gone ahead
 
@@ -121,7 +122,7 @@ class Mirror:
             self.awaited -= message.announced
             if self.acknowledged(message):
                 yield Send(self.name, Taken())
-        yield from copy.mark(message.reads)
+        yield from copy.mark(message.reads, message.images)
 
     def acknowledged(self, update: Significant) -> bool:
         """Whether a later update may wait for this one."""
@@ -143,11 +144,12 @@ class Copy(Shard):
         super().__post_init__()
         self.unsent = np.zeros_like(self.x)  #: what these have changed and mirrors have not been shown
 
-    def mark(self, reads: tuple[tuple[str, int], ...]) -> Program[None]:
+    def mark(self, reads: Reads, images: int) -> Program[None]:
         """As a shard's.  A version counts the updates of all centres that this copy knows of: it may be lower
         than that of a reader elsewhere, which is then as new as possible."""
         reads = tuple((w, min(read, self.version)) for w, read in reads)
-        yield Mark("update", part=self.part, version=self.version, reads=reads, x=self.x[self.piece])
+        yield Mark("update", part=self.part, version=self.version, reads=reads, images=images,
+                   x=self.x[self.piece])
         self.version += 1
 
     def step(self, pushes: Sequence[tuple[str, Push]]) -> Program[None]:
@@ -160,7 +162,7 @@ class Copy(Shard):
               share: float | None) -> Program[None]:
         """Show the mirrors what is significant after an update with these gradients."""
         entries, rest = significant(self.x, self.unsent, limit, share)
-        reads = tuple((w, push.version) for w, push in pushes)
+        update = Significant(entries, self.unsent[entries], *of_pushes(pushes), clock, announced=False)
         for m in mirrors:
-            yield from m.show(Significant(entries, self.unsent[entries], reads, clock, announced=False))
+            yield from m.show(update)
         self.unsent = rest

@@ -87,7 +87,8 @@ def scheduler(workers: Sequence[str], problem: Any, cut: Sequence[slice], sgd: S
         x, v = put(x, parts, values), put(v, parts, velocity)
         if policy == "prioritised":
             change[blocks] = [np.max(np.abs(x[part] - before[part])) for part in parts]
-        yield Mark("update", part=0, version=t, reads=tuple((w, t) for w in workers), x=x)
+        yield Mark("update", part=0, version=t, reads=tuple((w, t) for w in workers),
+                   images=sum(p.examples for p in partials), x=x)
     for w in workers:
         yield Send(w, Task(np.zeros(0, np.int32), values))
     return x

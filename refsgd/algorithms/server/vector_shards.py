@@ -78,7 +78,7 @@ def parameter_shard(k: int, x: Array, workers: int, images: Sequence[int], decay
         match message:
             case Begin(number):  # the gradient of the evaluation before has led to this X
                 if pieces:
-                    yield Mark("update", part=k, version=evaluation, x=register[X],
+                    yield Mark("update", part=k, version=evaluation, images=sum(images), x=register[X],
                                reads=tuple((w, evaluation) for w, _ in pieces.values()))
                 pieces, collecting, evaluation = {}, True, number
                 yield Send(src, message)

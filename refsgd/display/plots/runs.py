@@ -137,9 +137,7 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
             ax.plot(*zip(*seen), MARKERS.get(runtime, "o"), color=color, markersize=4.5,
                     label=f"{name}, {runtime}")
     if results and (mean := mean_gradient(results[0].machine)):
-        first = results[0].measured
-        batch = first["images_per_second"] * first["seconds_per_iteration"] / results[0].workers
-        most, each = results[-1].workers, batch / mean
+        most, each = results[-1].workers, results[0].problem["batch"] / mean
         ax.plot([0, most], [0, most * each], color="#BBBBBB", linewidth=1, zorder=0, label="no waiting")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ class Strategy:
     batch: str  #: images in each worker's gradient
     seconds: float  #: of a pass over the data, until every worker has finished its equal share
     factor: float  #: `seconds` relative to the baseline's
-    images_per_second: float  #: while all workers are busy, without images whose gradients are dropped
+    images_per_second: float  #: of the pass, in which dropped gradients do not count
     idle: float | None  #: 1 - (time in `Compute`)/(elapsed), mean over workers, in a run of equal steps
     staleness: float | None  #: mean, in updates; None if no formula exists, as for `bytes`
     bytes: float | None  #: per iteration, sent by all nodes
@@ -122,14 +123,12 @@ class Plan:
             self.servers = 0
         else:
             self.servers = case.workers if candidate.colocated else case.servers
-        backups = min(int(candidate.options.get("backups", 0)), case.workers - 1)
-        self.used = 1 - backups / case.workers  # share of the gradients that count
         self.machine = case.machine.with_(colocated=candidate.colocated)
         self.devices = case.devices if case.net and case.batches else None  # which price each batch
         self.net = case.net if self.devices or (candidate.exchange and case.net) else str(case.parameters)
-        images = case.workers * case.batch
-        self.steps = min(max(1, round(case.images / images)), most)
-        self.iterations = case.images / (images * self.used)  # of a pass
+        used = case.workers - min(int(candidate.options.get("backups", 0)), case.workers - 1)  # that count
+        self.iterations = max(1, -(-case.images // (used * case.batch)))  # of a pass
+        self.steps = min(self.iterations, most)
 
     @cached_property
     def travel(self) -> Travel | None:
@@ -271,12 +270,11 @@ class Plan:
 
     def note(self) -> str:
         """The result to expect of the command's run if it is not the strategy's pass."""
-        whole = max(1, round(self.iterations))
         timed = self.case.batches and not self.devices
         by_speed = "its times are for gradients of each worker's own batch" if timed else ""
-        if self.steps == whole:
+        if self.steps == self.iterations:
             return by_speed
-        expect = f"{self.steps} of {whole} steps, {self.value('seconds'):.4g} s"
+        expect = f"{self.steps} of {self.iterations} steps, {self.value('seconds'):.4g} s"
         if "idle_ratio" in self.metrics:
             expect += f", idle {self.value('idle_ratio'):.0%}"
         return expect + f"; {by_speed}" * bool(by_speed)
@@ -297,8 +295,6 @@ class Plan:
         found = {name: "; ".join(filter(None, (self.metrics[key].formula, self.metrics[key].source)))
                  for name, key in SHOWN.items() if key in self.metrics}
         found["seconds"] += "; an iteration: " + self.metrics["seconds_per_iteration"].formula
-        if self.used < 1:
-            found["images_per_second"] += f"; x {self.used:g}: the gradients that count"
         return found
 
     def strategy(self) -> Strategy:
@@ -314,7 +310,7 @@ class Plan:
             command=self.command(), note=self.note(), pytorch=self.pytorch(),
             page=f"docs/algorithms/{algorithm}",
             batch=self.batch, seconds=self.seconds, factor=1.0,
-            images_per_second=self.used * known["images_per_second"], idle=idle,
+            images_per_second=self.case.images / self.seconds if self.seconds else inf, idle=idle,
             staleness=tau, bytes=known.get("bytes_per_iteration"), memory=self.memory(), rate=rate,
             kind=self.metrics["seconds"].kind, binding=self.binding(), plain=self.plain, costs=self.costs,
             formulas=self.formulas(), rejected=self.piling(),

@@ -10,7 +10,7 @@ from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_problem, suggestion
 from refsgd.experiment.options.batches import own_batches
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
-from refsgd.problems.problem import described
+from refsgd.problems.problem import described, one_image, with_batches
 from refsgd.problems.regression import generated
 from refsgd.problems.shapes import current_name, of_net, shape_only
 
@@ -89,9 +89,11 @@ def own_problem(problem: Problem, share: str, workers: int) -> Problem:
     if made != workers:
         raise Usage(f"problem for {counted(made, 'worker')}, run with {workers}{TOGETHER[share]}; expected "
                     f"the same number: classification(..., workers={workers})")
-    size = int(problem.x0.size)
+    size, batches = int(problem.x0.size), own_batches(problem, workers)
+    if problem.images is one_image:  # its description may say more
+        problem = with_batches(problem, batches)
     known = {"data": "own data", "net": "own gradient", "parameters": size, "bytes": 4 * size,
-             **problem.describe, **described(own_batches(problem, workers))}
+             **problem.describe, **described(batches)}
     return replace(problem, describe=known)
 
 

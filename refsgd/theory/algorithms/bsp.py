@@ -10,7 +10,7 @@ from refsgd.theory.estimate import Estimate, certain
 from refsgd.theory.phenomena import iteration, queues
 from refsgd.theory.phenomena.backup import backup_workers, evaluated
 from refsgd.theory.prediction import Figures, Prediction
-from refsgd.theory.setting import Setting, clocks, figures
+from refsgd.theory.setting import Setting, clocks, figures, throughput
 
 MANY = 256  # pushes of an iteration, beyond which workers are taken to stay in step even with random times
 
@@ -63,7 +63,13 @@ def backup(c: Setting) -> Figures:
     exponential = len(set(c.times)) == 1 and c.times[0].family == "exponential"
     if exponential and not c.queues and not c.machine.latency:
         step = backup_workers(c.times, k)
-    out = figures(c, step, figure(end, "s"), c.steps, 0.0, fresh())
+    out = figures(c, step, run := figure(end, "s"), c.steps, 0.0, fresh())
+    rate = throughput(c, run, 1 - k / c.workers)
+    short = c.images != sum(c.batches) * c.steps
+    out["images_per_second"] = replace(rate, kind="approximation") if short else rate
+    if len(set(c.batches)) > 1:
+        out.without("which of the workers' different batches come first is a matter of chance",
+                    "images_per_second")
     out["idle_ratio"] = figure(Estimate(1 - computing.value, computing.error), "1")
     out["bytes_per_iteration"] = figure(pushes.scaled(2 * c.nbytes / c.steps), "bytes")
     out["bytes_sent"] = figure(pushes.scaled(2 * c.nbytes), "bytes")
