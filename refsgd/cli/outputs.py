@@ -18,6 +18,7 @@ from refsgd.display.files import replaceable, save
 from refsgd.experiment.options.problems import DEFAULT_DATA, default_net
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.result import Result
+from refsgd.runtimes.processes.system import standard_descriptors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,17 +66,15 @@ def _lasting(stream: Any) -> Any:
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
     """Replace standard output and standard error by streams that last until the command ends."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
-        pass  # no file of the run gets the number of a standard stream that is closed
-    os.close(descriptor)
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(_lasting, before)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        sys.stdout, sys.stderr = before
+    with standard_descriptors():
+        sys.stdout, sys.stderr = map(_lasting, before)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            sys.stdout, sys.stderr = before
 
 
 def failure() -> OSError | None:
