@@ -55,7 +55,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (command, each) in COMMANDS.items():
         says, _, description = (command.__doc__ or "").partition("\n\n")
-        own = commands.add_parser(name, help=says[0].lower() + says[1:].rstrip("."), description=description)
+        own = commands.add_parser(name, help=says[:1].lower() + says[1:].rstrip("."), description=description)
         if each:
             each_algorithm(own, command.options, command.do)
         else:

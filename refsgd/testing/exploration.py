@@ -34,11 +34,10 @@ class _Seen:
         self.staleness.update(tau for _, tau in run.trace.staleness)
         self.finals.add(hash_of(run))
         ahead = max(self.leads, default=0)
-        assert ahead <= self.most, (f"a worker is {counted(ahead, 'clock')} ahead; "
-                                    f"expected at most {self.most}")
-        if self.alike:
-            assert len(self.finals) == 1, ("two schedules ended with different parameters; "
-                                           "expected the same bits")
+        if ahead > self.most:
+            raise AssertionError(f"a worker is {counted(ahead, 'clock')} ahead; expected at most {self.most}")
+        if self.alike and len(self.finals) > 1:
+            raise AssertionError("two schedules ended with different parameters; expected the same bits")
 
 
 def _write(page: str | Path, deploy: Factory, seen: _Seen, about: str, deaths: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.server import bsp
 from refsgd.cluster.machine import Machine
 from refsgd.display.player.listing import colour, listing, title
 from refsgd.display.player.states import follow
@@ -275,7 +276,7 @@ def test_colours_and_names_of_files():
     assert colour(["if x < 1 and (\n"])[
         0] == '<i class="k">if</i> x &lt; <i class="n">1</i> <i class="k">and</i> ('
     assert title("/somewhere/ipykernel_12/345.py") == "cell" and title(
-        "/a/refsgd/algorithms/server/bsp.py") == "refsgd/algorithms/server/bsp.py"
+        bsp.__file__) == "refsgd/algorithms/server/bsp.py"
     assert title("<stdin>") == "<stdin>" and title("/home/me/mine.py") == "mine.py"
 
 

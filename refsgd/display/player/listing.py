@@ -13,7 +13,7 @@ import linecache
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from refsgd.display.player.gates import parsed
 
@@ -21,11 +21,15 @@ EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 QUOTES = ('"""', "'''")
 
 
+#: the folder of the library
+LIBRARY = Path(__file__).parents[2]
+
+
 def title(filename: str) -> str:
-    """A readable file name: the path from ``refsgd`` on, ``cell`` for notebook cells, else the last part."""
+    """A readable file name: the path in the library, ``cell`` for notebook cells, else the last part."""
     parts = PurePath(filename).parts
-    if "refsgd" in parts:
-        return "/".join(parts[len(parts) - 1 - parts[::-1].index("refsgd"):])
+    if Path(filename).is_relative_to(LIBRARY):
+        return Path(filename).relative_to(LIBRARY.parent).as_posix()
     if filename.startswith("<ipython-input") or any(p.startswith("ipykernel_") for p in parts):
         number = re.search(r"<ipython-input-(\d+)", filename)
         return f"cell {number.group(1)}" if number else "cell"

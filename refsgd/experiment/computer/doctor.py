@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import shutil
@@ -14,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from refsgd.experiment.computer.limits import usable_cores
+from refsgd.experiment.computer import container
+from refsgd.experiment.computer.limits import TASKS, free_memory, usable_cores
 from refsgd.problems.nn import kernel_cache
 from refsgd.runtimes.fork import NO_FORK, own_children
 
@@ -42,7 +44,7 @@ def _judged(topic: str, found: str, trouble: bool, advice: str, fine: str = "",
 def cores() -> Iterator[Finding]:
     """Cores that this process may use, and their load."""
     count, load = usable_cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    yield _judged("cores", f"{count} for this process", count < 2,
+    yield _judged("cores", f"{count:g} for this process", count < 2,
                   "real workers share one core: pace them (--compute) with means of 20 ms or more")
     yield _judged("load", f"{load:.2g} other busy processes in the last minute", load > 0.5 * count,
                   "measure when the machine is idle")
@@ -50,9 +52,7 @@ def cores() -> Iterator[Finding]:
 
 def memory() -> Iterator[Finding]:
     """Free memory, and the limit of shared memory."""
-    import psutil
-
-    free, shm = psutil.virtual_memory().available, Path("/dev/shm")
+    free, shm = free_memory(), Path("/dev/shm")
     yield _judged("memory", f"{free / 2**30:.1f} GiB free", free < 1 << 30,
                   "about 60 MB for each process: use fewer workers")
     if shm.is_dir():
@@ -71,6 +71,9 @@ def starting() -> Iterator[Finding]:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        tasks = container.free_tasks()
+        yield _judged("processes", "no limit" if tasks == math.inf else f"{tasks:.0f} more, with threads",
+                      tasks < 100, f"{TASKS} for each worker: raise the container's limit (pids)")
         yield _judged("descriptors", f"{limit} files may be open",
                       limit != resource.RLIM_INFINITY and limit < 1024, "6 for each process: ulimit -n 4096")
 
@@ -153,7 +156,8 @@ def loopback() -> Iterator[Finding]:
                 other.recv(1)
     except OSError as error:
         yield Finding("loopback", MISSING, f"127.0.0.1: {error}",
-                      "--runtime tcp will not work: check the firewall (or: ip link set lo up)")
+                      "--runtime tcp will not work: check the firewall, or give the interface its address: "
+                      "ip link set lo up; ip addr add 127.0.0.1/8 dev lo")
         return
     yield Finding("loopback", OK, "127.0.0.1 connects")
 

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from refsgd.cluster.units import counted
+from refsgd.experiment.computer import container
 from refsgd.experiment.evaluation import evaluations_of
 from refsgd.experiment.prepare import Experiment, Say, Usage
 from refsgd.problems import Problem
 
 #: starting a process takes about 0.1 s of a core
 PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}
+TASKS = 4  #: a process and its threads
 ADDRESSES = 800_000_000  #: bytes of address space that the libraries need on two cores
 #: seconds of the effects of one simulated iteration; seconds from which a run's length is announced
 STEP, LONG = 2e-4, 30.0
@@ -36,9 +38,17 @@ def check_address_space() -> None:
                         "ulimit -v unlimited")
 
 
-def usable_cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def usable_cores() -> float:
+    """The number of cores that this process may use; a container may have a part of one."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(count, container.cores())
+
+
+def free_memory() -> float:
+    """Bytes of memory that this process and its children may still take."""
+    import psutil
+
+    return min(float(psutil.virtual_memory().available), container.free_memory())
 
 
 def gradient_seconds(problem: Problem) -> tuple[float, float]:
@@ -66,12 +76,11 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
             raise Usage(f"{experiment.name} with {counted(experiment.workers, 'worker')} needs {needed} "
                         f"ranks and MPI has started {found}; use mpiexec -n {needed}, or another --workers")
     else:
-        import psutil
-
-        cores, free = usable_cores(), psutil.virtual_memory().available
-        most = min(PROCESSES_PER_CORE * cores, free // PROCESS_BYTES[runtime])
+        cores, free, tasks = usable_cores(), free_memory(), container.free_tasks()
+        most = int(min(PROCESSES_PER_CORE * cores, free // PROCESS_BYTES[runtime], tasks // TASKS))
         if needed > most:
-            raise Usage(f"{needed} processes on {cores} cores and {free / 1e9:.1f} GB of free memory; "
+            room = f" and room for {tasks:.0f} processes and threads" if tasks < math.inf else ""
+            raise Usage(f"{needed} processes on {cores:g} cores, {free / 1e9:.2g} GB of free memory{room}; "
                         f"expected at most {most} here: use fewer workers, or the simulator")
 
 
@@ -86,8 +95,8 @@ def check_pace(experiment: Experiment) -> None:
     room = cores * mean / experiment.workers  # seconds available for each real gradient
     slower = math.ceil(max(least / (BUSY * room), SHORT / mean))
     found = (f"a gradient takes {usual * 1e3:.3g} ms here with {counted(experiment.workers, 'worker')} on "
-             f"{counted(cores, 'core')}; the machine asks for {mean * 1e3:.3g} ms, which leaves room "
-             f"for {BUSY * room * 1e3:.3g} ms of real work")
+             f"{cores:g} core{'s' * (cores != 1)}; the machine asks for {mean * 1e3:.3g} ms, which leaves "
+             f"room for {BUSY * room * 1e3:.3g} ms of real work")
     if least > room:
         raise Usage(f"{found}: use --slow-motion {slower} (everything {slower} times slower), the simulator, "
                     "or no pacing (--compute none)")

@@ -39,13 +39,22 @@ from refsgd.problems.nn.vector import LANES, ROWS, VECTORS, floats, make_sparse,
 
 
 class Cache(FunctionCache):  # type: ignore[misc]
-    """numba's disk cache, with a key that also covers the other source files of a kernel."""
+    """numba's disk cache, with a key that also covers the other source files of a kernel, and which a file
+    that was cut off, as by a full disk, does not stop."""
 
     GENERATORS = ("vector.py", "kernels.py")  # the intrinsics, and the kernels that others call
 
     def _index_key(self, signature: Any, codegen: Any) -> Any:
         own = super()._index_key(signature, codegen)
         return (*own, _generated(self.GENERATORS), LANES, ROWS, VECTORS)
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The kernel from the disk; None, so that it is compiled again, if its file is damaged."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # of a pickle that was cut off, which may be any
+            self.flush()
+            return None
 
 
 @lru_cache

@@ -23,12 +23,16 @@ _CHUNK = 64  # images evaluated at once
 def has_kernels() -> bool:
     """Whether nets use compiled kernels; warns once if they cannot."""
     try:
-        import numba  # noqa: F401
+        from numba import config
     except ImportError as error:
-        warnings.warn(f"numba cannot be imported ({error}): nets are computed with numpy, many times slower; "
-                      "expected `pip install numba`", RuntimeWarning, stacklevel=3)
-        return False
-    return True
+        found, expected = f"numba cannot be imported ({error})", "`pip install numba`"
+    else:
+        if not config.DISABLE_JIT:
+            return True
+        found, expected = "NUMBA_DISABLE_JIT is set", "it to be 0 or absent"
+    warnings.warn(f"{found}: nets are computed with numpy, many times slower; expected {expected}",
+                  RuntimeWarning, stacklevel=3)
+    return False
 
 
 def gradient(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array,
