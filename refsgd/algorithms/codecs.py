@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.half import half, single
 from refsgd.effects import Array
 
@@ -38,7 +39,7 @@ class Rule:
 
     linear: ClassVar[bool] = False  #: the last fields of messages that agree in the others may be summed
     projects: ClassVar[bool] = False  #: linear once ranks have agreed on the sum of a projection: PowerSGD
-    keeps: ClassVar[bool] = False  #: error feedback, and momentum, are a part of the rule: DGC
+    keeps: ClassVar[bool] = False  #: error feedback is a part of the rule: DGC
     tensors: Tensors = ()  #: the arrays in the vector, where the rule distinguishes them
 
     def start(self, d: int) -> Any:
@@ -50,9 +51,17 @@ class Rule:
             return self
         return replace(self, tensors=cut(self.tensors, at))  # type: ignore[type-var]
 
+    def held(self, d: int) -> int:
+        """Bytes of the state between two vectors of d entries."""
+        return 0
+
     def ready(self, g: Array, x: Array) -> Array:
         """A gradient at x as it is to be encoded."""
         return g
+
+    def receiver(self, sgd: SGD) -> SGD:
+        """The update rule for decoded gradients."""
+        return sgd
 
     def project(self, state: Any, s: Array) -> Array:
         """What is summed over ranks before they encode, and is then `p` in the state."""
@@ -81,7 +90,7 @@ def kept(d: int, ratio: float) -> int:
 
 
 def largest(v: Array, k: int) -> npt.NDArray[np.int32]:
-    """Indices of the k largest |v_j|, ascending; of equal ones the lowest index first.
+    """Indices of the k largest |v_j|, ascending; of equal ones the lowest index first; NaN is infinite.
 
     >>> largest(np.float32([1, -3, 3, 3]), 2)
     array([1, 2], dtype=int32)
@@ -89,6 +98,7 @@ def largest(v: Array, k: int) -> npt.NDArray[np.int32]:
     if k == 0:
         return np.zeros(0, np.int32)
     size = np.abs(v)
+    size[np.isnan(size)] = np.inf  # it is neither above nor below the least that is sent
     least = np.partition(size, v.size - k)[v.size - k]
     above = np.flatnonzero(size > least)
     ties = np.flatnonzero(size == least)[: k - above.size]
@@ -218,9 +228,20 @@ class DGC(Sparse):
     def start(self, d: int) -> Residual:
         return Residual()
 
+    def held(self, d: int) -> int:
+        return 2 * 4 * d
+
+    def receiver(self, sgd: SGD) -> SGD:
+        """Plain SGD: momentum and weight decay have been applied before."""
+        if type(sgd) is not SGD:
+            raise ValueError(f"codec dgc with {type(sgd).__name__.lower()}: it applies momentum before it "
+                             "chooses entries; expected compress topk, or optimiser sgd")
+        return replace(sgd, momentum=0.0, weight_decay=0.0)
+
     def ready(self, g: Array, x: Array) -> Array:
         """The gradient at x, clipped, with weight decay."""
-        if self.clip < math.inf and (norm := math.sqrt(float(np.sum(g * g)))) > 0:
+        # in float64, which squares of float32 do not overflow: at an infinite norm g would become 0
+        if self.clip < math.inf and (norm := math.sqrt(np.sum(np.square(g, dtype=float)))) > 0:
             g = g * g.dtype.type(min(1, self.clip / math.sqrt(self.ranks) / norm))
         return g + np.float32(self.weight_decay) * x
 
@@ -302,7 +323,7 @@ class OneBit(Rule):
 
 @dataclass(frozen=True)
 class TwoBit(Rule):
-    """0 or plus or minus the threshold for each entry, four to a byte; both sides know the threshold."""
+    """0, NaN or plus or minus the threshold for each entry, four to a byte; both sides know the threshold."""
 
     threshold: float
 
@@ -311,13 +332,13 @@ class TwoBit(Rule):
             raise ValueError(f"threshold {self.threshold}; expected a positive number")
 
     def encode(self, state: Any, s: Array, key: Key) -> tuple[Message, Any]:
-        """Codes 0, 1 and 2 for zero, plus and minus the threshold."""
-        code = np.where(s >= self.threshold, 1, np.where(s <= -self.threshold, 2, 0)).astype(np.uint8)
+        """Codes 0, 1, 2 and 3 for zero, plus and minus the threshold, and NaN."""
+        code = np.select([s >= self.threshold, s <= -self.threshold, np.isnan(s)], [1, 2, 3]).astype(np.uint8)
         four = np.pad(code, (0, -s.size % 4)).reshape(-1, 4)
         return (np.bitwise_or.reduce(four << SHIFTS, axis=1),), state
 
     def decode(self, message: Message, d: int) -> Array:
-        values = np.array([0, self.threshold, -self.threshold], np.float32)
+        values = np.array([0, self.threshold, -self.threshold, math.nan], np.float32)
         return np.asarray(values[(message[0][:, None] >> SHIFTS & 3).ravel()[:d]])
 
     def phases(self, d: int, t: int | None) -> tuple[int, ...]:

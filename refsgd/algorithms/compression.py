@@ -15,7 +15,8 @@ column | twobit d/4 | qsgd 1 per entry up to 127 levels, and 4 per norm | fp16 2
 columns) per matrix | linear: randk, fp16, powersgd | unbiased, without feedback: qsgd, randk | sum of what is
 sent + residual = sum of what came in | deterministic: yes; randomness is a function of (seed, rank, step)
 
-A lost message takes its mass with it: the residual has already been cleared.
+A lost message takes its mass with it: the residual has already been cleared.  A gradient with an entry that
+is not finite travels as NaN, whatever the codec.
 
 What differs from the papers
 ----------------------------
@@ -86,15 +87,25 @@ class Codec:
         return self.rule.ready(g, x) if isinstance(g, np.ndarray) else g
 
     def receiver(self, sgd: SGD) -> SGD:
-        """The update rule for decoded gradients: plain for DGC, whose momentum has been applied before."""
-        return replace(sgd, momentum=0.0, weight_decay=0.0) if self.rule.keeps else sgd
+        """The update rule for decoded gradients."""
+        return self.rule.receiver(sgd)
+
+    def held(self, d: int) -> int:
+        """Bytes that a sender keeps between two gradients of d entries."""
+        return self.rule.held(d) + 4 * d * self.feedback
+
+    def owed(self, g: Array, rest: Any) -> Array:
+        """What is to be encoded: the gradient, with what was not sent before.  Where an entry of it is not
+        finite all are NaN, since no rule may lose that entry: neither a choice nor a limit knows it."""
+        s = g + rest if self.feedback else g
+        return s if np.isfinite(s).all() else np.full_like(s, np.nan)
 
     def encode(self, state: Any, g: Array, key: Key) -> tuple[Message, Any]:
         """The message for a gradient, (d,), and the next state."""
         if not isinstance(g, np.ndarray):
             return tuple(x for nbytes in self.phases(g.size, key[2]) for x in hollow(g, nbytes)), state
         inner, rest = state
-        s = g + rest if self.feedback else g
+        s = self.owed(g, rest)
         message, inner = self.rule.encode(inner, s, key)
         return message, (inner, s - self.rule.decode(message, s.size) if self.feedback else rest)
 
@@ -119,7 +130,7 @@ class Codec:
         if not isinstance(g, np.ndarray):
             return hollow(g, self.phases(g.size)[0])[-1]
         inner, rest = state
-        return self.rule.project(inner, g + rest if self.feedback else g)
+        return self.rule.project(inner, self.owed(g, rest))
 
     def summed(self, state: Any, g: Array, key: Key,
                add: Callable[[Array], Program[Array]]) -> Program[tuple[Array, Any]]:

@@ -165,6 +165,7 @@ def passes(problem: Any, rank: int, t: int, x: Array | None, ready: Callable[[sl
         step: Any = partial(function)
         # the whole gradient's, of which a device charges the piece's share
         step.work = lambda *given: problem.gradient.work(problem.x0, rank, t)
+        step.refuses = getattr(problem.gradient, "refuses", False)
         return Compute(step, *args, piece=piece)
 
     if parameters is None:

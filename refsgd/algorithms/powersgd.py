@@ -43,11 +43,11 @@ def orthonormal(p: Array) -> Array:
     """The columns, orthonormal in order (Gram-Schmidt, twice); one that depends on those before becomes 0."""
     p = p.copy()
     for k in range(p.shape[1]):
-        size = math.sqrt(float(np.sum(p[:, k] ** 2)))
+        size = math.sqrt(np.sum(np.square(p[:, k], dtype=float)))
         for _ in range(2):
             p[:, k] -= np.einsum("ij,j->i", p[:, :k], np.einsum("ij,i->j", p[:, :k], p[:, k]))
-        left = math.sqrt(float(np.sum(p[:, k] ** 2)))
-        p[:, k] = p[:, k] / p.dtype.type(left) if left > 1e-5 * size else 0
+        left = math.sqrt(np.sum(np.square(p[:, k], dtype=float)))
+        p[:, k] = 0 if left <= 1e-5 * size < math.inf else p[:, k] / p.dtype.type(left)
     return p
 
 
@@ -81,6 +81,9 @@ class PowerSGD(Rule):
         """Factors, one for each matrix, from one vector."""
         ends = np.cumsum([size * self.rank for size in sizes])
         return [factor.reshape(-1, self.rank) for factor in np.split(v, ends)[: len(sizes)]]
+
+    def held(self, d: int) -> int:
+        return self.phases(d, None)[1]  # the last Q, and whatever follows
 
     def start(self, d: int) -> Factors:
         """The first Q, the same on every rank."""

@@ -5,6 +5,7 @@ An algorithm never computes a loss; it marks its updates, and a runtime keeps so
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from math import nan
 from typing import Any, cast
@@ -92,6 +93,13 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     measured = measure(trace)
     if (share := largest_server(problem, experiment.servers)) is not None:
         measured["largest_server"] = share
+    shown = x is not None and not np.isfinite(x).all()
+    if broken := trace.not_finite or "the final parameters" * shown:
+        measured["not_finite"] = broken
+        why = ("the run diverged, or the data have such numbers: lower the learning rate (--lr)" if shown
+               else "the final parameters have only those, so what was computed did not arrive")
+        warnings.warn(f"{broken}: numbers that are not finite; expected finite ones: {why}", RuntimeWarning,
+                      stacklevel=4)
     return Result(
         experiment.name, experiment.told, problem.describe, experiment.machine, runtime,
         experiment.workers, len(servers_of_run), experiment.steps,

@@ -271,6 +271,8 @@ class Result:
             lines.append(f"accuracy   {shown}, loss {self.loss:.4f}")
         elif self.parameters_sha256:
             lines.append(f"loss       {self.loss:.6g}")
+        if "not_finite" in m:
+            lines.append(f"not finite {m['not_finite']}")
         causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
         lines += [
             f"time       {m['seconds']:.3f} s, {m['seconds_per_iteration'] * 1e3:.2f} ms an iteration, "

@@ -108,6 +108,7 @@ class _Priced(NamedTuple):
 
     function: Callable[[Array, int, int], Array]
     operations: Callable[[int, int], float]
+    refuses: bool = False  #: whether it raises an error where numbers are not finite
 
     def __call__(self, x: Array, rank: int, t: int) -> Array:
         return self.function(x, rank, t)
@@ -319,7 +320,8 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                   held=net.held)
     # equal batches count as full, even if the data lack an image or two
     batches = shards.batches if isinstance(batch, Sequence) else shards.batches[:1]
-    return Problem(net.init(seed), gradient, loss, accuracy, images,
+    refusing: Any = _Priced(gradient, work, refuses=True)
+    return Problem(net.init(seed), refusing, loss, accuracy, images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters,
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),

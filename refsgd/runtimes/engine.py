@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from heapq import heappush
 from typing import Any
 
+import numpy as np
+
 from refsgd.cluster.draws import Draws
 from refsgd.effects import (
     Add,
@@ -241,7 +243,10 @@ class Engine:
 
     def computed(self, task: Task, start: float, effect: Compute, value: Any, late: float = 0.0) -> None:
         """A Compute has ended."""
-        self.record(_new(Computed, (self.now, task.node, task.index, start, effect.kind, late, effect.piece)))
+        finite = (type(value) is not np.ndarray or effect.kind != "gradient"
+                  or programs.finite(effect.fn, value))
+        self.record(_new(Computed, (self.now, task.node, task.index, start, effect.kind, late, effect.piece,
+                                    finite)))
         self.ready = task, value
 
     def added(self, task: Task, effect: Add, seen: Any, since: int | None = None) -> None:

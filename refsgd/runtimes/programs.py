@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -42,6 +43,15 @@ def freeze(values: Any) -> None:
             value.flags.writeable = False
         else:
             freeze(value.values() if kind is dict else value)
+
+
+def finite(gradient: Any, value: Any) -> bool:
+    """Whether a gradient has finite numbers only; one that refuses others is not looked at again.
+
+    A sum of squares takes a pass through memory, and is finite only where all numbers are.
+    """
+    return (getattr(gradient, "refuses", False) or value.dtype.kind != "f"
+            or math.isfinite(np.vdot(value, value)) or bool(np.isfinite(value).all()))
 
 
 def read(effect: Load | Add) -> Any:

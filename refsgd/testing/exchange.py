@@ -17,6 +17,7 @@ from refsgd.algorithms.exchange import Exchange
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Compute, Deployment, Program, RunEnded
+from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing.findings import RATE, Finding, NotChecked, Small, attempt, known_gradients
@@ -128,13 +129,31 @@ def _masks(codec: Codec) -> str:
     return "what is sent leaves no velocity behind"
 
 
+def _shows(deploy: Small) -> str:
+    """Check that a number that is not finite in one gradient reaches the parameters, or is an error."""
+    for bad in (np.nan, np.inf):
+        def gradient(x: Array, rank: int, t: int, bad: float = bad) -> Array:
+            return np.arange(1, SIZE + 1, dtype=np.float32) * np.float32(bad if rank == 1 and t == 2 else 1)
+
+        try:
+            with np.errstate(all="ignore"):
+                problem = known_gradients(np.zeros(SIZE, np.float32), gradient)
+                x = final_parameters(simulate(deploy(problem, 2, 3 * STEPS), ASYNCHRONOUS))
+        except Exception:  # which shows it too
+            continue
+        if np.isfinite(x).all():
+            raise AssertionError(f"a gradient of {bad} left finite parameters; expected {bad} or an error: "
+                                 "comparisons with NaN are false, and a limit makes infinity finite")
+    return "NaN and infinity reach the parameters"
+
+
 def codec_findings(deploy: Small) -> list[Finding]:
     """Checks of the codecs that programs use; none if they use none."""
     try:
         codecs = {call.part: call.codec for call in _calls(deploy, 3)}.values()
     except Exception:  # which other checks report
         return []
-    found = [attempt("residual", _arrives, deploy)] if codecs else []
+    found = [attempt("residual", _arrives, deploy), attempt("not finite", _shows, deploy)] if codecs else []
     own = next((codec for codec in codecs if isinstance(codec, Codec)), None)
     return [*found, attempt("momentum mask", _masks, own)] if own else found
 
@@ -142,8 +161,8 @@ def codec_findings(deploy: Small) -> list[Finding]:
 def check_codec(codec: Codec | Rule) -> list[Finding]:
     """Check what any codec of gradients must satisfy, in a run of all-reduce with two peers.
 
-    What messages leave out arrives later, once and at its place, if the codec has feedback; and a codec with
-    momentum clears the velocity of what it sends.
+    What messages leave out arrives later, once and at its place, if the codec has feedback; NaN and infinity
+    reach the parameters; and a codec with momentum clears the velocity of what it sends.
 
     Parameters
     ----------
@@ -159,6 +178,7 @@ def check_codec(codec: Codec | Rule) -> list[Finding]:
     >>> from refsgd.algorithms.compression import codec
     >>> print(*check_codec(codec("topk:0.25")), sep="\\n")
     ok   residual: what 240 messages left out arrives later, once
+    ok   not finite: NaN and infinity reach the parameters
     note momentum mask: the codec has no momentum, or does not mask it
     """
     whole = Codec(codec, feedback=not codec.keeps) if isinstance(codec, Rule) else codec

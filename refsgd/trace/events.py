@@ -17,7 +17,7 @@ class Computed(NamedTuple):
     """The end of a computation that began at `start`.
 
     `work` and `piece` are those of the `Compute`; `late` is the delay of a paced process beyond the planned
-    end [s].
+    end [s].  `finite`: whether a gradient has finite numbers only, or refuses others itself.
     """
 
     time: float
@@ -27,6 +27,7 @@ class Computed(NamedTuple):
     work: str
     late: float = 0.0
     piece: tuple[str, int, float, bool, bool] | None = None  #: direction, number, share, first, last
+    finite: bool = True
 
     @property
     def kind(self) -> Literal["compute"]:

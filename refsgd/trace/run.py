@@ -167,6 +167,17 @@ class Trace:
         return found
 
     @property
+    def not_finite(self) -> str:
+        """The first gradient with numbers that are not finite, in words; empty if there is none."""
+        computed = self.of(Computed)
+        first = next((k for k, e in enumerate(computed) if e.finite is False), None)
+        if first is None:
+            return ""
+        node = computed[first].node
+        step = sum(e.gradient_ended for e in computed[:first] if e.node == node)
+        return f"the gradient of {node} in step {step}"
+
+    @property
     def workers(self) -> list[str]:
         """Nodes with the role of a worker."""
         return [n for n in self.nodes if self.is_worker(n)]

@@ -63,10 +63,12 @@ def significant(x: Array, unsent: Array, limit: float, share: float | None = Non
     (array([0, 2], dtype=int32), array([0.  , 0.01, 0.  ]))
     """
     if share is None:
-        found = np.flatnonzero(np.abs(unsent) > np.float32(limit) * np.abs(x)).astype(np.int32)
+        bound = np.minimum(np.float32(limit) * np.abs(x), np.finfo(np.float32).max)
+        found = np.flatnonzero(~(np.abs(unsent) <= bound)).astype(np.int32)  # NaN and infinity as well
     else:
-        most = np.argsort(-np.abs(unsent), kind="stable")[: kept(unsent.size, share if limit else 1.0)]
-        found = np.sort(most).astype(np.int32)
+        # the largest last, and NaN after it; of equal ones the lowest index
+        order = unsent.size - 1 - np.argsort(np.abs(unsent[::-1]), kind="stable")
+        found = np.sort(order[::-1][: kept(unsent.size, share if limit else 1.0)]).astype(np.int32)
     rest = unsent.copy()
     rest[found] = 0
     return found, rest

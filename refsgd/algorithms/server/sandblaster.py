@@ -53,7 +53,7 @@ def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, sgd: 
     for t in range(steps):
         yield from direct(shards, pairs, float(sgd.rate(t)))
         slope = yield from dot(shards, P, G)
-        if not slope < 0:
+        if slope >= 0:  # NaN continues, into the parameters
             break
         yield from combine(shards, OLD_X, 1, X)
         yield from combine(shards, OLD_G, 1, G)
@@ -61,7 +61,7 @@ def coordinator(workers: Sequence[str], shards: Sequence[str], steps: int, sgd: 
             yield from combine(shards, X, 1, OLD_X, 0.5**halvings, P)
             number += 1
             yield from evaluate(shards, crew, number, portions)
-            if (yield from dot(shards, P, G)) <= -slope / 2:
+            if not (yield from dot(shards, P, G)) > -slope / 2:
                 break
         s = min({PAIRS + 2 * i for i in range(history + 1)} - {pair[0] for pair in pairs})
         yield from combine(shards, s, 1, X, -1, OLD_X)  # s = x - x_old
