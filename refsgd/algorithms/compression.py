@@ -64,6 +64,7 @@ class Codec:
     feedback: bool = True
     seed: int = 0
     begin: int = 0  #: where its part of the vector begins
+    first: int = 0  #: steps of the run before its own
 
     @property
     def linear(self) -> bool:
@@ -80,7 +81,7 @@ class Codec:
 
     def key(self, rank: int, t: int) -> Key:
         """The key of the random numbers at a rank, in its step t."""
-        return self.seed, rank, t, self.begin
+        return self.seed, rank, self.first + t, self.begin
 
     def ready(self, g: Array, x: Array) -> Array:
         """The gradient at x as it is to be encoded: for DGC clipped, and with weight decay."""

@@ -25,7 +25,7 @@ from refsgd.experiment.result import (
     schedule_sha256,
 )
 from refsgd.problems import Problem
-from refsgd.trace import Added, Run, Trace, joined
+from refsgd.trace import Added, Crashed, Run, Trace, joined
 from refsgd.trace.metrics import number_images
 from refsgd.trace.moments import Moment, moments
 from refsgd.trace.waiting import waiting_by_cause
@@ -103,7 +103,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     return Result(
         experiment.name, experiment.told, problem.describe, experiment.machine, runtime,
         experiment.workers, len(servers_of_run), experiment.steps,
-        experiment.seed, measured, WhenAsked(experiment.predicted),
+        experiment.seed, measured, WhenAsked(dict if trace.of(Crashed) else experiment.predicted),
         rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),
         trace, x, experiment.deploy)
 

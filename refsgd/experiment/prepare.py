@@ -78,6 +78,7 @@ class Experiment:
     #: as a record names it: a name of the catalogue, or FILE.py:FUNCTION; empty for a function without either
     algorithm: str = ""
     arguments: dict[str, Any] | None = None  #: those of `prepare` as JSON values; None for a user's problem
+    training: Training | None = None  #: from which the update rule and the exchange are derived
 
     @cached_property
     def facts(self) -> Facts:
@@ -174,6 +175,20 @@ class Experiment:
         found = {"hosts": [network.hosts.index(network.host[w]) for w in workers],
                  "groups": [group[network.host[w]] for w in workers if group]}
         return {name: numbers for name, numbers in found.items() if numbers and name in taken}
+
+    def continued(self, workers: int, done: int, updates: int) -> Experiment:
+        """The rest after `done` steps and `updates` of the parameters, with as many workers: the update rule
+        and the exchange have what follows from their number, and count on."""
+        assert self.training is not None
+        problem, how, steps = self.problem, of(self.problem), self.steps - done
+        rule = rules.rule_of(self.training, self.name, self.facts, self.own, workers, steps, problem, updates)
+        if how.compress:
+            said = {option: getattr(how, option) for option in EXCHANGE}
+            problem = replace(problem, exchange=exchanges.exchange_of(said, rule, workers, problem, self.seed,
+                                                                      done))
+        schedule = rule.schedule
+        return replace(self, problem=problem, workers=workers, steps=steps,
+                       sgd=replace(rule, schedule=lambda t: schedule(updates + t)))
 
     def predictions(self) -> Figures:
         """Closed forms for this experiment, and the reasons for missing ones."""
@@ -317,7 +332,7 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
             "workers": workers, "batch": batch, "steps": steps,
             "machine": machine.to_json()} | options
     experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
-                            training.seed, rule, text, recorded)
+                            training.seed, rule, text, recorded, training)
     if said and not declared(function):
         exchanges.try_out(experiment)
     deployment = experiment.deploy()  # refuses wrong options now, before anything runs

@@ -120,7 +120,8 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
     period : int
         Iterations between two exchanges of a worker, at least 1 (the paper's tau).
     alpha : float, optional
-        Share of the distance to the centre that an exchange removes, >= 0; by default 0.9 / n.
+        Share of the distance to the centre that an exchange removes, >= 0; by default 0.9 / n, of the n
+        workers at the start.
     mode : {"async", "sync"}
     """
     if period < 1:

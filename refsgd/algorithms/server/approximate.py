@@ -56,8 +56,7 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
     """Apply own workers' pushes, send the mirrors significant changes, answer the workers that the gates let
     pass (up to `slack` clocks ahead of the slowest one here); returns its piece of the copy."""
     mirror, clock = {m.name: m for m in mirrors}, dict.fromkeys(workers, 0)  # of each living own worker
-    pushes, waiting, per_clock = dict[str, Push](), set[str](), 1 if local == "bsp" else len(workers)
-    flushed = not steps
+    pushes, waiting, flushed = dict[str, Push](), set[str](), not steps
     while not flushed or any(m.open() for m in mirrors):
         src, message = yield Recv(Push, Significant, Barrier, Taken, Died)
         if isinstance(message, Push):
@@ -74,8 +73,10 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
             yield from copy.step(applied)
             pushes.clear()
         if applied or (now == steps and not flushed):
-            # significance filter: the threshold of iteration t is v / sqrt(t); the last update flushes
-            limit = 0.0 if now == steps else threshold / (1 + (copy.own - 1) // per_clock) ** 0.5
+            # significance filter: the threshold of iteration t is v / sqrt(t), where the living workers are
+            # on average in t; the last update flushes
+            t = max(1, -(-sum(clock.values()) // max(1, len(clock))))
+            limit = 0.0 if now == steps else threshold / t**0.5
             yield from copy.share(mirrors, applied, now, limit, share)
             flushed = now == steps
         # selective barrier: its receiver blocks its local workers from reading the parameters that it names;

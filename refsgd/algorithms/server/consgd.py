@@ -11,9 +11,9 @@ and iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 
 started, s + 1 completed | staleness: at most (2 s + 1)(n - 1) updates | momentum: at the server |
 aggregation: each push is applied alone, times 1/n | deterministic: given the order of arrival
 
-It is SSP with the learning rate lr / n.  At staleness 0 the updates of a clock sum to BSP's mean; with
-momentum they do so only in the long run, since the velocity decays at every push.  Unequal batches: the rate
-1/n is constant, as in the paper; DYNSGD weights by examples.
+It is SSP with the learning rate lr / n, where n counts the workers that are alive.  At staleness 0 the
+updates of a clock sum to BSP's mean; with momentum they do so only in the long run, since the velocity decays
+at every push.  Unequal batches: the rate is 1/n for all, as in the paper; DYNSGD weights by examples.
 
 What differs from the paper
 ---------------------------
@@ -31,14 +31,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from refsgd.algorithms.facts import SERVED, declare, each_push
-from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.server import ssp
+from refsgd.algorithms.parts import Objective, deploy
+from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
 @declare(SERVED, updates=each_push, formula="ssp",
-         lost="the gradient that it was computing; its weight 1/n is missing")
+         lost="the gradient that it was computing")
 def consgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
            rotated: bool = False, *, staleness: float = 3) -> Deployment:
     """Deploy CONSGD.
@@ -50,5 +50,7 @@ def consgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int 
     staleness : int or inf
         Slack s >= 0 in clocks; inf never blocks.
     """
+    ssp_gate.check(staleness)
     together = replace(sgd, lr=sgd.lr / max(1, workers))
-    return ssp.ssp(problem, workers, steps, together, servers, rotated, staleness=staleness)
+    return deploy(problem, workers, steps, together, servers, rotated,
+                  lambda shard, workers: ssp_gate.server(shard, workers, steps, staleness, mean=True))

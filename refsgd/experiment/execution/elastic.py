@@ -87,11 +87,13 @@ class Attempts:
     def _attempt(self, before: Trace, halted: Halted, more: int) -> Attempt:
         """A deployment that continues from `x` after `done` iterations, without the dead under shrink."""
         experiment, done = self.experiment, self.done
-        problem, machine = experiment.problem, experiment.machine
         workers = sorted(before.workers, key=self.rank.__getitem__)
         left = [w for w in workers if self.on_death != "shrink" or w not in self.dead]
         was = [self.rank[node] for node in left]
         servers = [node for node in before.nodes if not before.is_worker(node)]
+        updates = max(before.updates.values(), default=0)
+        experiment = experiment.continued(len(left), done, updates if servers else done)
+        problem, machine = experiment.problem, experiment.machine
         names = {node: node for node in servers} | dict(zip(workers, left, strict=False))
         if machine.hosts or machine.groups:  # nodes keep their hosts, and hosts of the dead are empty
             host = self.network.host
@@ -107,11 +109,7 @@ class Attempts:
                               slope=lambda x, rank, where: axes.slope(x, was[rank], where)),
                           gradient=lambda x, rank, t: experiment.problem.gradient(x, was[rank], done + t),
                           images=lambda rank, t: experiment.problem.images(was[rank], done + t))
-        updates = max(before.updates.values(), default=0)
-        first, schedule = updates if servers else done, experiment.sgd.schedule
-        later = replace(experiment, problem=problem, machine=machine, workers=len(left),
-                        steps=experiment.steps - done,
-                        sgd=replace(experiment.sgd, schedule=lambda t: schedule(first + t)))
+        later = replace(experiment, problem=problem, machine=machine)
         self.later = Network(machine, later.deploy())
         first_names = {old: new for new, old in names.items()}
         now = {name: first_names.get(old, "") for name, old in self.next.names.items()} | {"": ""}

@@ -75,12 +75,17 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
     if on_death == "continue" and not survives_workers(deployment):
         raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no "
                     "Node says survives=True); expected stop, shrink or restart")
+    if on_death == "continue" and experiment.training and experiment.training.scale_lr and (
+            not experiment.facts.collects):  # as many gradients of any workers
+        raise Usage(f"on_death continue with scale_lr and {experiment.name}, whose rate would remain that of "
+                    f"{experiment.workers} workers; expected shrink or restart, or the rate itself: lr")
     if on_death == "shrink":
         if experiment.workers == 1:
             raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop "
                         "or restart")
         # refuses options that do not fit fewer workers
-        replace(experiment, workers=experiment.workers - 1).deploy()
+        replace(experiment, workers=experiment.workers - 1,
+                machine=experiment.machine.with_(hosts="", groups="")).deploy()
 
 
 def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, steps: Steps | None, on_death: str,
