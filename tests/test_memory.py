@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import refsgd
+from refsgd.algorithms.compression import codec
 from refsgd.experiment.memory import of_nodes
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import classification
@@ -35,7 +36,28 @@ def test_each_role_has_its_own_memory():
     assert terms("bsp", "worker") == pytest.approx(
         {"parameters": m, "gradient": m, "buffers": m, "activations": terms("bsp", "worker")["activations"]})
     assert terms("bsp", "server", momentum=0.9)["optimiser state"] == m
-    assert terms("allreduce", "worker", compress="topk:0.01")["codec residual"] == m
+
+
+@pytest.mark.parametrize(("name", "options", "vectors"), [
+    ("allreduce", {"compress": "topk:0.01"}, 1), ("bsp", {"compress": "topk:0.01"}, 1), ("bsp", {"compress": "fp16"}, 1),
+    ("allreduce", {"compress": "topk:0.01", "feedback": False}, 0), ("allreduce", {"compress": "dgc:0.01"}, 2),
+    ("bsp", {"compress": "dgc:0.01,nesterov=on"}, 2), ("dgc", {"ratio": 0.1}, 2), ("dgc", {}, 2), ("bsp", {}, 0)])
+def test_what_a_codec_keeps_is_asked_of_the_codec(name, options, vectors):
+    """A residual, and for DGC a velocity too, which for the algorithm of that name is the same codec."""
+    found = terms(name, "worker", **options)
+    assert found.get("codec residual", 0) == vectors * found["parameters"]
+
+
+@pytest.mark.parametrize("text", ["topk:0.1", "randk:0.25", "dgc:0.1", "onebit", "twobit:0.5", "qsgd:4", "fp16", "powersgd:2"])
+@pytest.mark.parametrize("feedback", [True, False])
+def test_bytes_of_a_codecs_state_are_those_that_it_names(text, feedback):
+    """Measured: after a gradient the arrays in the state, each once."""
+    if "dgc" in text and not feedback:
+        return
+    how, g = codec(text, feedback, shapes=((20, 15), (15,), (15, 8))), np.ones(435, np.float32)
+    _, state = how.encode(how.start(435), g, how.key(0, 0))
+    arrays = [a for a in [*(state[0] or ()), state[1]] if isinstance(a, np.ndarray)]
+    assert sum(a.nbytes for a in arrays) == how.held(435)
 
 
 def test_activations_grow_with_the_batch_and_parameters_do_not():

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.adaptive import LARS, Adam
+from refsgd.algorithms.compression import Codec, codec
 from refsgd.algorithms.exchange import of
 from refsgd.cluster.links import Network
 from refsgd.effects import ranks, roles
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from refsgd.trace import Run
 
 TOLD = "the largest sum at one moment; without the interpreter, its modules, the data and a history"
+ENCODING = ", and without the copies that a codec makes while it encodes"
 
 
 def of_nodes(e: Experiment) -> dict[str, Prediction]:
@@ -39,7 +41,8 @@ def of_nodes(e: Experiment) -> dict[str, Prediction]:
         if kind[node] != "server":
             found[node] = stages[rank[node] // e.replicas] if stages else by_batch[batches[rank[node]]]
     return {node: replace(p, kind="approximation", terms={k: v for k, v in p.terms.items() if v},
-                          assumptions=TOLD) for node, p in found.items()}
+                          assumptions=TOLD + ENCODING * (_codec(e) is not None))
+            for node, p in found.items()}
 
 
 def of_roles(e: Experiment) -> dict[str, Prediction]:
@@ -98,7 +101,7 @@ def _rule(e: Experiment) -> tuple[str, int]:
 def _of_worker(e: Experiment, batch: int) -> Prediction:
     from refsgd.theory.phenomena import memory  # it needs scipy
 
-    d, chain, how = e.problem.x0.size, e.problem.chain, of(e.problem)
+    d, chain = e.problem.x0.size, e.problem.chain
     held = chain.held(batch) if chain else 0.0
     holds = e.facts.holds
     optimiser, update = ("sgd", 0) if holds == "pushed" else _rule(e)
@@ -109,10 +112,15 @@ def _of_worker(e: Experiment, batch: int) -> Prediction:
     alone = holds == "alone" or (e.workers == 1 and holds == "summed")
     # A collective has the weighted gradient, partial sums, their sum and the mean beside the gradient.
     working = 3 + 1 / e.workers if holds == "summed" and not alone else update
-    residual = 4 * d * (2 if e.facts.codec else 1 if how.codec and how.feedback else 0)
+    used = _codec(e)
     found = memory.worker(d, held, 1, optimiser=optimiser, buffers=0 if alone else 4 * d,
                           working=max(working, update))
-    return _with(found, {"codec residual": residual})
+    return _with(found, {"codec residual": used.held(d) if used else 0})
+
+
+def _codec(e: Experiment) -> Codec | None:
+    """The codec that is part of the algorithm, or that of the exchange."""
+    return codec(e.facts.codec(e.own)) if e.facts.codec else of(e.problem).codec
 
 
 def _of_servers(e: Experiment, count: int) -> list[Prediction]:

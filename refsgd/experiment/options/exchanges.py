@@ -37,16 +37,18 @@ def asked(exchange: Exchange) -> dict[str, Any]:
 
 
 def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem | None = None,
-                seed: int = 0) -> Exchange:
-    """The exchange with these options, for a rule, a number of workers and a problem."""
+                seed: int = 0, first: int = 0) -> Exchange:
+    """The exchange with these options, for a rule, a number of workers and a problem, from step `first` of a
+    run on."""
     try:
         found = Exchange(**said)
         if not found.compress:
             return found
         layers = problem.layers if problem is not None else None
         epoch = int(problem.describe.get("steps_per_epoch", 100)) if problem is not None else 100
-        return replace(found, codec=codec(found.compress, found.feedback, sgd=sgd, ranks=ranks, epoch=epoch,
-                                          shapes=layers.tensors if layers else (), seed=seed))
+        made = codec(found.compress, found.feedback, sgd=sgd, ranks=ranks, epoch=epoch,
+                     shapes=layers.tensors if layers else (), seed=seed)
+        return replace(found, codec=replace(made, first=first))
     except ValueError as error:
         raise Usage(str(error)) from None
 

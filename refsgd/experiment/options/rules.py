@@ -37,9 +37,7 @@ def check(training: Training, name: str, facts: Facts, problem: Problem) -> None
     rule = training.optimiser
     if rule not in OPTIMISERS:
         raise Usage(f"optimiser {rule!r}; expected one of {', '.join(OPTIMISERS)}")
-    why, expected, sgd = facts.only_sgd, "optimiser sgd", ", or optimiser sgd"
-    if training.compress.startswith("dgc"):
-        why, expected = "codec dgc applies momentum before it chooses entries", "compress topk" + sgd
+    why, expected = facts.only_sgd, "optimiser sgd"
     if rule == "lars" and not why:
         why = facts.not_lars
         if not why and problem.layers is None:
@@ -53,8 +51,9 @@ def check(training: Training, name: str, facts: Facts, problem: Problem) -> None
 
 
 def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, Any], workers: int, steps: int,
-            problem: Problem) -> SGD:
-    """The update rule of a run; `workers` counts shares of the data, `options` has the algorithm's defaults.
+            problem: Problem, before: int = 0) -> SGD:
+    """The update rule of a run, or of its last `steps`, which follow `before` updates; `workers` counts
+    shares of the data, `options` has the algorithm's defaults.
 
     Warm-up begins at the rate of one worker where the rate is scaled, else one step above 0.
     """
@@ -64,7 +63,7 @@ def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, A
         if updates is None and training.schedule == "cosine":
             raise ValueError(f"schedule cosine with {name}: how many updates a run makes is known at its "
                              "end; expected cosine(updates), such as cosine(1000)")
-        schedule = parse_schedule(training.schedule, updates or 0)
+        schedule = parse_schedule(training.schedule, before + (updates or 0))
         if facts.unscheduled and (training.warmup or training.schedule.startswith("cosine")):
             raise ValueError(f"warmup or cosine with {name}: {facts.unscheduled}; expected neither")
         scale = together(name, facts, options, workers) if training.scale_lr else 1
