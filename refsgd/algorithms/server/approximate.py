@@ -73,8 +73,7 @@ def server(copy: Copy, workers: Sequence[str], mirrors: Sequence[Mirror], steps:
             yield from copy.step(applied)
             pushes.clear()
         if applied or (now == steps and not flushed):
-            # significance filter: the threshold of iteration t is v / sqrt(t), where the living workers are
-            # on average in t; the last update flushes
+            # significance filter: v / sqrt(t) in iteration t of the living workers; the last update flushes
             t = max(1, -(-sum(clock.values()) // max(1, len(clock))))
             limit = 0.0 if now == steps else threshold / t**0.5
             yield from copy.share(mirrors, applied, now, limit, share)
