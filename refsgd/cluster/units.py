@@ -133,3 +133,26 @@ def as_rate(bytes_per_second: float) -> str:
         prefix = next((p for p in "TGMK" if rate >= _PREFIXES[p]), "")
         texts.append(f"{rate / _PREFIXES[prefix]:.6g} {prefix.replace('K', 'k')}{unit}")
     return min(texts, key=len)
+
+
+def as_bytes(size: float) -> str:
+    """A size with its unit, in three digits.
+
+    >>> as_bytes(102_228_128), as_bytes(5.11e9), as_bytes(12)
+    ('102 MB', '5.11 GB', '12 B')
+    """
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= 0.9995 * scale:
+            return f"{size / scale:#.3g}".rstrip(".") + f" {unit}"
+    return f"{size:.0f} B"
+
+
+def spoken(seconds: float) -> str:
+    """A duration in the unit that people use, from milliseconds to hours.
+
+    >>> spoken(0.0123), spoken(18.97), spoken(1234), spoken(501_700), spoken(1e9)
+    ('12.3 ms', '18.97 s', '20.57 min', '139.4 h', '277,778 h')
+    """
+    units = (36_000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms")
+    scale, unit = next((scale, unit) for least, scale, unit in units if seconds >= least)
+    return f"{seconds / scale:.4g} {unit}" if seconds < 9999 * scale else f"{seconds / scale:,.0f} {unit}"

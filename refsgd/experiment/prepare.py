@@ -127,8 +127,8 @@ class Experiment:
         steps = int(self.problem.describe.get("steps_per_epoch", 100))
         if not self.facts.portions:
             steps = min(self.steps, steps) or 1
-        known = self.problem.work
-        return [[known(i % self.replicas, t) for t in range(steps)]
+        known, shares = self.problem.work, self.replicas
+        return [[known(i % shares, t) for t in range(steps)]
                 for i in range(self.workers)] if known else []
 
     @cached_property

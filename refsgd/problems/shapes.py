@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from numbers import Integral
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ from refsgd.problems.chain import Block
 from refsgd.problems.layers import Part, by_work, whole
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.blocks import blocks as blocks_of
+from refsgd.problems.nn.net import Net
 from refsgd.problems.problem import Problem, with_batches
 
 _SAME = (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort)
@@ -159,9 +161,15 @@ def of_net(name: str, batch: int | Sequence[int]) -> Problem:
         raise ValueError(f"net shapes:{name}: images of size {size!r}; expected pixels, such as {base}@224 "
                          f"or {base}@224x224x3") from None
     shape = (sides[0], sides[0], 3) if len(sides) == 1 else sides or None
-    built = nets.build(base, shape, classes=1000 if shape and prod(shape[:2]) > 4096 else 10)
+    built = _built(base, shape, 1000 if shape and prod(shape[:2]) > 4096 else 10)
     return shape_only(built.parameters, batch, built.work(1), name, built.parts,
                       blocks_of(built, lambda rows: 0), built.held)
+
+
+@lru_cache(maxsize=4)
+def _built(name: str, shape: tuple[int, ...] | None, classes: int) -> Net:
+    """The net, built once for many problems that only ask for its sizes."""
+    return nets.build(name, shape, classes=classes)
 
 
 def current_name(net: str) -> str:

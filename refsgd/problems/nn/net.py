@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from refsgd.problems.layers import LayerByLayer, Part, Steps, at_once
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape
-from refsgd.problems.nn.layers import Dropout, softmax_cross_entropy
+from refsgd.problems.nn.layers import Dropout, Relu, softmax_cross_entropy
 from refsgd.problems.nn.memory import Frame
 
 if TYPE_CHECKING:
@@ -268,6 +268,14 @@ class Net:
     def work(self, b: int) -> float:
         """FLOPs of a gradient of b images, counting a backward pass as two forward passes."""
         return 3 * b * sum(part.work for part in self.parts)
+
+    @property
+    def saved(self) -> int:
+        """Bytes of one image's activations that a framework saves for the backward pass: the outputs of all
+        layers but those that a relu overwrites."""
+        after = (*(leaf.layer for leaf in self.leaves[1:]), None)
+        return sum(leaf.activation_bytes for leaf, following in zip(self.leaves, after)
+                   if not isinstance(following, Relu))
 
     def held(self, b: int) -> int:
         """Bytes besides parameters and gradient that `gradient` of b images keeps, by its plan."""
