@@ -1,41 +1,38 @@
 """Recommend a strategy for a model and a cluster.
 
-Compares strategies, by kind, with synchronous allreduce: predicted time of a pass over the data, idleness,
-staleness, bytes and memory. Recommends one, and says where another becomes the fastest, what studies found
-about accuracy, what is unknown, and which command tries each.
+Compares strategies, by kind, with synchronous allreduce: predicted time of a pass over the data, throughput,
+idleness, staleness, bytes and memory. Recommends one, and says what studies found about accuracy, what is
+unknown, and which command tries each. Memory is what a framework would keep on the fullest node: parameters,
+gradient, optimiser state and activations, as docs/howto/advise explains.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import shlex
-import sys
-import threading
-from collections.abc import Sequence
-from math import isinf, prod
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from refsgd.cli.options import links_and_speeds, machine_of, number, typed, with_unit
+from refsgd.cli.options import machine_of, number, of_machine, typed, with_unit
 from refsgd.cli.outputs import deliver, width
 from refsgd.cluster.devices import written
-from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
 from refsgd.cluster.prices import on_devices
-from refsgd.cluster.units import counted, flops, nbytes
+from refsgd.cluster.units import as_bytes, counted, flops, nbytes, spoken
 from refsgd.experiment.options.problems import check_net
+from refsgd.experiment.options.rules import OPTIMISERS
 from refsgd.experiment.prepare import Usage
 
 if TYPE_CHECKING:
     from refsgd.experiment.advice.advise import Advice
     from refsgd.experiment.advice.strategies import Strategy
 
-MARKS = {"exact": "", "numerical": "", "approximation": "~", "bound": "?"}
+MARKS = {"approximation": "~", "bound": "?", "simulated": "*"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WIDTH = 100  #: columns of the output without a terminal
-PATIENCE = 2.0  #: seconds before a line says that the comparison is still running
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -46,37 +43,41 @@ def options(p: argparse.ArgumentParser) -> None:
                        help="size of the net's images (default 224,224,3)")
     model.add_argument("--parameters", type=whole, metavar="P", help="number of parameters, without --net")
     model.add_argument("--flops", type=float, metavar="F",
-                       help="floating-point operations of one image's forward pass, without --net")
+                       help="floating-point operations of one image's forward pass, without --net; a "
+                            "multiplication and an addition count as two")
     model.add_argument("--batch", type=int, default=32, metavar="B",
                        help="images in a worker's gradient (default 32)")
     model.add_argument("--images", type=whole, default=50_000, metavar="N",
                        help="images in a pass (default 50000)")
+    model.add_argument("--optimiser", choices=tuple(OPTIMISERS), default="sgd",
+                       help="update rule, whose state takes memory (default sgd)")
+    model.add_argument("--momentum", type=float, default=0.0, help="of sgd, a vector of state (default 0)")
     where = p.add_argument_group("cluster")
-    where.add_argument("--workers", type=int, default=8, metavar="N", help="default 8")
-    where.add_argument("--servers", type=int, default=1, metavar="K",
-                       help="servers of strategies with dedicated servers (default 1)")
+    where.add_argument("--workers", type=int, metavar="N", help="default: those that fill the machine, or 8")
+    where.add_argument("--servers", type=int, metavar="K",
+                       help="servers of strategies with few servers (default: those that the machine "
+                            "lists, or 1)")
     where.add_argument("--rate", type=typed(flops), metavar="FLOP/S",
                        help="speed of one worker, e.g. 5TFLOPS: gives the time of a gradient, taken as "
                             "three forward passes")
     where.add_argument("--spread", type=float, default=0.1, metavar="CV",
                        help="coefficient of variation of that time (default 0.1)")
     where.add_argument("--machine", metavar="FILE|PRESET",
-                       help=f"a machine file, or one of {', '.join(PRESETS)}")
-    where.add_argument("--compute", metavar="DIST",
-                       help="time of one gradient instead of --rate, e.g. 158ms, lognormal(158ms,0.1) or "
-                       "device(5TFLOPS,2ms,lognormal(1,0.1)): "
-                       + "; ".join(DISTRIBUTIONS))
-    links_and_speeds(where, "0 unless --machine says otherwise", "unlimited unless --machine says otherwise")
+                       help=f"a machine file, or one of {', '.join(PRESETS)}; the flags below change it")
+    of_machine(where)
     p.add_argument("--memory", type=typed(_memory), metavar="BYTES",
-                   help="memory of a node, e.g. 16GB: reject strategies that need more")
+                   help="memory of a node, e.g. 16GB: reject strategies that need more for parameters, "
+                        "gradient, optimiser state and activations")
     p.add_argument("--max-staleness", type=float, metavar="UPDATES",
                    help="reject strategies with a larger mean staleness")
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                    help="consider exchanges that overlap with the passes, in buckets of 25 MB or as P3, if "
                         "--net gives the size of each layer (default)")
+    p.add_argument("--budget", type=whole, default=150_000, metavar="EVENTS",
+                   help="events of simulated runs, for strategies without a formula (default 150000, "
+                        "some seconds)")
     p.add_argument("--json", metavar="PATH",
                    help="write the advice as JSON; -: to standard output, and nothing else")
-    p.set_defaults(colocated=None, cores=None)
 
 
 def whole(text: str) -> int:
@@ -114,11 +115,9 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
         net = nets.build(args.net, shape, classes=classes)
     except ValueError as error:
         raise Usage(f"{error}") from None
-    rows = net.describe()
     said = (f"{args.net} for {'x'.join(map(str, shape))} images, {classes} classes: {net.parameters:,} "
             f"parameters, {4 * net.parameters:,} bytes")
-    return (said, net.parameters, sum(float(row.flops) for row in rows),
-            float(sum(row.activation_bytes for row in rows)))
+    return said, net.parameters, sum(float(row.flops) for row in net.leaves), net.saved
 
 
 def _time_of_gradient(args: argparse.Namespace) -> str | None:
@@ -138,6 +137,11 @@ def _time_of_gradient(args: argparse.Namespace) -> str | None:
 
 def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
     """The machine that the flags describe; refused if it has devices and the model's work is unknown."""
+    from refsgd.experiment.advice.advise import filling
+
+    if args.workers is None:
+        slow, args.slow = args.slow, None
+        args.workers, args.slow = filling(machine_of(args))[0], slow
     machine = machine_of(args)
     if on_devices(machine) and flops is None:
         rate = f"rate {args.rate:g} FLOP/s" if args.rate else f"compute {written(machine.compute)}"
@@ -152,167 +156,138 @@ def do(args: argparse.Namespace) -> None:
     model, parameters, flops, activations = _model_of(args)
     args.compute = _time_of_gradient(args)
     machine = _machine(args, flops)
-    late = threading.Timer(PATIENCE, print, ("refsgd: still comparing strategies; some formulas are Monte "
-                                             "Carlo",), {"file": sys.stderr})
-    if args.json != "-":
-        late.start()
-    try:
-        found = advise(machine, parameters=parameters, workers=args.workers, batch=args.batch,
-                       images=args.images, servers=args.servers, activations=activations,
-                       memory_limit=args.memory, staleness_limit=args.max_staleness,
-                       overlap=args.overlap, described=_described(args), work=3 * (flops or 0.0),
-                       net=f"{args.net}@{args.image.replace(',', 'x')}" if args.net else "")
-    finally:
-        late.cancel()
+    found = advise(machine, parameters=parameters, workers=args.workers, batch=args.batch,
+                   images=args.images, servers=args.servers, activations=activations,
+                   memory_limit=args.memory, staleness_limit=args.max_staleness, overlap=args.overlap,
+                   name=args.machine or "", work=3 * (flops or 0.0), budget=args.budget,
+                   net=f"{args.net}@{args.image.replace(',', 'x')}" if args.net else "",
+                   optimiser=args.optimiser, momentum=args.momentum)
     asked = f"{model}; {counted(args.workers, 'worker')}, batch {args.batch}; {found.machine}"
     deliver([(args.json, found.to_json)], lambda: _show(found, args, asked))
 
 
 def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
     """Print the question, the recommendation, the table and the lists."""
-    from refsgd.experiment.advice.advise import PAGES
-
-    wide, base = width() or WIDTH, found.baseline
-    print("\n".join(wrap(asked, wide, break_on_hyphens=False)))
+    wide = width() or WIDTH
+    why = "" if args.net and args.overlap else "--no-overlap" if args.net else "only --net gives layers"
+    overlap = f"Overlap is not applied ({why}): computing and exchange add up." * bool(why)
+    for text in (asked, found.recommendation, overlap * (found.baseline is not None)):
+        if text:
+            print("\n".join(wrap(text, wide, break_on_hyphens=False)) + "\n")
     fitting = [s for s in found.strategies if not s.rejected]
-    findings = list(dict.fromkeys(e for s in fitting for e in s.evidence))
-    if base is not None:
-        for text in filter(None, (found.recommendation, _overlap(args))):
-            print("\n" + "\n".join(wrap(text, wide, break_on_hyphens=False)))
-        spared = _table(fitting, base, findings, wide)
-        _list(f"How to read it (more in {PAGES['ranking']})", _legend(args.images, base.name, spared), wide)
-    stable = ", ".join(f"{s.name} {s.rate:.2f}" for s in fitting if s.rate is not None and s.rate < 1
-                       and not s.variant)
-    tries = []
-    for s in found.tries:
-        tries += [f"{s.name}: {s.page}", *broken(s.command, wide - 8)]
-        tries += [f"  this run: {s.note}"] if s.note else []
-        tries.append(f"  in PyTorch: {s.pytorch or 'nothing built in'}")
+    findings = list(dict.fromkeys(e for s in fitting for e in s.candidate.evidence))
+    if found.baseline is not None:
+        spared = _table(fitting, found.baseline, [e.says for e in findings], wide)
+        _list("How to read it", _legend(fitting, args, found.baseline.name, spared), wide)
     for title, lines in {
         "What does not fit": [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected],
-        "What overlap and compression save, and what they cost": found.savings,
-        "Where another strategy becomes the fastest":
-            [*found.crossings, _yours(args.workers, found.machine)] if found.crossings else [],
         "Largest learning rate that still converges on a quadratic, as a fraction of the limit with fresh "
-        "gradients": [stable] if stable else [],
+        "gradients": _rates(fitting),
         "What studies found about accuracy when workers are added":
-            [f"{LETTERS[i]}  {e}: docs/studies/{e.split()[0]}" for i, e in enumerate(findings)],
+            [f"{LETTERS[i]}  {e.study} {e.part}: {e.says} ({e.when}): docs/studies/{e.study}"
+             for i, e in enumerate(findings)],
         "What is unknown": found.unknown,
-        "Try them (messages and times only; with a real --net and --data they train)": tries,
+        "Try them (messages and times only; with a real --net and --data they train)":
+            [line for s in found.tries for line in _try(s, wide)],
     }.items():
         _list(title, lines, wide)
 
 
-def _yours(workers: int, machine: Machine) -> str:
-    """The current values of the quantities along which another strategy becomes the fastest."""
-    bandwidth = f"a bandwidth of {machine.bandwidth / 1e9:.3g} GB/s"
-    if isinf(machine.bandwidth):
-        bandwidth = "unlimited bandwidth"
-    return f"yours: {counted(workers, 'worker')}, {bandwidth}, a latency of {1e3 * machine.latency:.3g} ms"
-
-
-def _overlap(args: argparse.Namespace) -> str:
-    """Why no strategy overlaps; empty if overlap is considered."""
-    if args.net is None:
-        return ("Overlap is not applied, because only --net gives the size of each layer: computing and "
-                "exchange add up.")
-    return "" if args.overlap else "Overlap is not applied (--no-overlap): computing and exchange add up."
-
-
-def _described(args: argparse.Namespace) -> str:
-    """The flags that describe the machine, without its speeds; "" without --machine."""
-    if args.machine is None:
-        return ""
-    said = {name: getattr(args, name) for name in ("machine", "compute", "latency", "bandwidth", "update")}
-    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in said.items()
-                    if value is not None)
-
-
-TITLES = {"one model": "One model, synchronous", "stale gradients": "Stale gradients",
-          "compressed": "Compressed gradients", "replicas": "Replicas, one for each worker"}
-
-
 def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], wide: int) -> list[str]:
-    """Print a section for each group, variants below their strategy; returns the heads of omitted columns."""
-    from refsgd.display.tables import Column
+    """Print a section for each kind, variants below their strategy; returns the heads of omitted columns."""
+    from rich.console import Console
 
-    columns = [
-        Column("strategy", [f"  {s.variant}" if s.variant else s.name for s in strategies], right=False),
-        Column("pass, s", [f"{MARKS[s.kind]}{s.seconds:.4g}" for s in strategies]),
-        Column("factor", [f"x{s.factor:.2f}" if s.factor < 10 else f"x{s.factor:.0f}" for s in strategies]),
-        Column("idle", ["" if s.idle is None else f"{s.idle:.0%}" for s in strategies]),
-        Column("stale", ["" if s.staleness is None else f"{s.staleness:.1f}" for s in strategies], 3),
-        Column("sent", ["" if s.bytes is None else _size(s.bytes) for s in strategies], 2),
-        Column("memory", [_size(s.memory) for s in strategies], 4),
-        Column("waits for", [s.binding for s in strategies], 5, right=False),
-        Column("see", ["".join(sorted(LETTERS[findings.index(e)] for e in s.evidence)) for s in strategies],
-               1, right=False)]
-    shown = [(c, max(map(len, [c.head, *c.cells]))) for c in columns]
-    for rank in (5, 4, 3, 2, 1):
-        if sum(w + 2 for _, w in shown) > wide:
-            shown = [(c, w) for c, w in shown if c.rank != rank]
+    from refsgd.display.tables import Column, fitted
+    from refsgd.experiment.advice.candidates import KINDS
 
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(text.rjust(w) if c.right else text.ljust(w)
-                         for text, (c, w) in zip(cells, shown)).rstrip()
-
-    print("\n" + line([c.head for c, _ in shown]))
-    rows = dict(zip([s.name for s in strategies], zip(*(c.cells for c, _ in shown))))
-    for group, title in TITLES.items():
-        own = [s for s in strategies if s.group == group]
-        if own:
-            print("\n" + _bold(title))
+    shown: list[Strategy | str] = []
+    for kind in KINDS:
+        own = [s for s in strategies if s.kind is kind]
+        shown += [f"{kind.title[0].upper()}{kind.title[1:]}"] * bool(own)
         for s in (s for s in own if not s.variant):
-            for each in (s, *(v for v in own if v.variant and v.name == f"{s.name}, {v.variant}")):
-                print(_bold(line(rows[each.name])) if each is base else line(rows[each.name]))
-    left = {c.head for c, _ in shown}
-    return [c.head for c in columns if c.head not in left]
+            shown += [s, *(v for v in own if v.variant and v.name.startswith(f"{s.name}, "))]
+
+    def said(s: Strategy, name: str, write: Callable[[float], str]) -> str:
+        return "" if (value := s.figure(name)) is None else write(value)
+
+    def cells(s: Strategy) -> tuple[str, ...]:
+        return ("  " + ("  " + s.variant if s.variant else s.name),
+                MARKS.get(s.metrics["seconds"].kind, "") + spoken(s.seconds),
+                f"x{s.seconds / base.seconds:.2f}", said(s, "seconds_per_iteration", spoken),
+                f"{s.images_per_second:,.{0 if s.images_per_second >= 100 else 2}f}", f"{s.efficiency:.0%}",
+                said(s, "idle_ratio", "{:.0%}".format), said(s, "staleness_mean", "{:.1f}".format),
+                said(s, "bytes_per_iteration", as_bytes), as_bytes(s.needs), s.binding,
+                "".join(LETTERS[findings.index(e.says)] for e in s.candidate.evidence))
+
+    heads = (("strategy", 0), ("pass", 0), ("factor", 0), ("iteration", 3), ("images/s", 2), ("eff", 1),
+             ("idle", 5), ("stale", 5), ("sent", 6), ("memory", 4), ("waits for", 7), ("see", 2))
+    rows = [(s, *[""] * (len(heads) - 1)) if isinstance(s, str) else cells(s) for s in shown]
+    columns = [Column(head, list(own), rank, head not in ("strategy", "waits for", "see"))
+               for (head, rank), own in zip(heads, zip(*rows))]
+    table = fitted(columns, wide)
+    Console(width=wide, markup=False, highlight=False).print(table)
+    return [head for head, _ in heads if head not in {c.header for c in table.columns}]
 
 
-def _legend(images: int, base: str, spared: Sequence[str]) -> list[str]:
-    """The meaning of the columns, and the columns that only a wider terminal shows."""
-    from refsgd.experiment.advice.advise import PAGES
-
-    lines = [
-        f"pass: time until every worker has finished its equal share of {images:,} images "
-        f"({PAGES['links']}); ~ approximation, ? bound, else exact",
-        f"factor: relative to {base} with equal work, the baseline, which is recommended unless another of "
-        "its kind is at least 5 % faster; compare times only within a kind: a pass of another kind may "
-        "improve accuracy less",
-        "without ...: the cluster without its slowest workers; work by speed: batches in proportion to speed",
-        "idle: share of worker time not spent computing gradients, averaged over workers; a worker that ends "
-        f"early is idle until the last one ends ({PAGES['idle']})",
-        f"stale: mean number of updates between a gradient's read and its use ({PAGES['staleness']})",
-        f"sent: per iteration, by all nodes together ({PAGES['bytes']}); memory: of the fullest node, "
-        "without the framework's own",
-        "waits for: the largest cause of idleness; K: servers, K=n: one on each worker's node"]
+def _legend(fitting: Sequence[Strategy], args: argparse.Namespace, base: str,
+            spared: Sequence[str]) -> Iterator[str]:
+    """The meaning of the columns, the placement of servers, and the columns that a wider terminal shows."""
+    yield (f"pass: until every worker has finished its equal share of {args.images:,} images; ~ approximation"
+           f", * simulated (within {args.budget:,} events for all, --budget), ? bound, else exact")
+    yield (f"factor: relative to {base}, the baseline, which is recommended unless another of its kind is at "
+           "least 5 % faster; a pass of another kind may improve accuracy less")
+    yield "eff: efficiency, images/s relative to workers that always compute; idle: time without computing"
+    if any(s.variant for s in fitting):
+        yield "without ...: the cluster without its slowest; work by speed: batches in that proportion"
+    yield "stale: mean updates between a gradient's read and its use; sent: by all nodes, an iteration"
+    terms = dict.fromkeys(term.removeprefix("server's ") for s in fitting for term in s.memory)
+    yield f"memory: of the fullest node: {', '.join(terms)} (docs/howto/advise)" + (
+        "" if "activations" in terms else "; without activations, which only --net gives")
+    for where, names in _by_place(fitting).items():
+        yield f"servers {where}: {', '.join(names)}"
+    yield "waits for: the largest cause of idleness; K: number of servers, n: of workers"
     if spared:
-        lines.append(f"{', '.join(spared)}: left out at this width; a wider terminal shows them")
-    return lines
+        yield f"{', '.join(spared)}: left out at this width; a wider terminal shows them"
 
 
-def _bold(text: str) -> str:
-    """A text, in bold on a terminal."""
-    return f"\033[1m{text}\033[0m" if sys.stdout.isatty() else text
+def _by_place(strategies: Sequence[Strategy]) -> dict[str, list[str]]:
+    """The strategies with servers, by where these are."""
+    found: dict[str, list[str]] = {}
+    for s in strategies:
+        if s.where and not s.variant:
+            found.setdefault(s.where, []).append(s.name)
+    return found
 
 
-def _list(title: str, lines: Sequence[str], wide: int) -> None:
+def _rates(fitting: Sequence[Strategy]) -> list[str]:
+    """The largest stable learning rates of strategies with stale gradients."""
+    from refsgd.theory.phenomena.staleness import constant_delay
+
+    stale = {s.name: round(s.figure("staleness_mean") or 0.0) for s in fitting
+             if not s.variant and s.kind.cost == "it applies stale gradients"}
+    found = [f"{name} {constant_delay(tau).value / 2:.2f}" for name, tau in stale.items() if tau]
+    return [", ".join(found)] if found else []
+
+
+def _try(s: Strategy, wide: int) -> Iterator[str]:
+    """The command of a strategy, what its run reports, and PyTorch's name."""
+    idle = s.figure("idle_ratio")
+    yield f"{s.name}: docs/algorithms/{s.candidate.algorithm}"
+    yield from broken(s.command, wide - 8)
+    yield (f"  this run: {s.figure('seconds') or 0:.4g} s"
+           + (f", idle {idle:.0%}" if idle is not None else ""))
+    yield f"  in PyTorch: {s.candidate.pytorch or 'nothing built in'}"
+
+
+def _list(title: str, lines: Sequence[str] | Iterator[str], wide: int) -> None:
     """Print a heading and indented lines, if there are any; commands are not wrapped."""
-    if lines:
-        print("\n" + _bold("\n".join(wrap(title, wide))))
-    for line in lines:
+    for at, line in enumerate(lines):
+        if not at:
+            print("\n" + "\n".join(wrap(title, wide)))
         folded = [line] if line.startswith(("  refsgd ", "   ")) else wrap(
             line, wide - 4, subsequent_indent="    " if line.startswith(" ") else "  ",
             break_on_hyphens=False)
         print("\n".join("  " + part for part in folded))
-
-
-def _size(nbytes: float) -> str:
-    """Bytes with a unit, in three digits."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= 0.9995 * scale:
-            return f"{nbytes / scale:#.3g}".rstrip(".") + f" {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def broken(command: str, width: int = WIDTH - 8) -> list[str]:

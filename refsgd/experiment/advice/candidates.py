@@ -1,6 +1,6 @@
-"""The strategies considered for a cluster, their groups, and what studies found about their accuracy.
+"""The default strategies: a table of algorithms with their options, kind, and name in PyTorch.
 
-A strategy is an algorithm with its options, the placement of its servers, and the exchange of its gradients.
+A new strategy is a new row.  Everything else about an algorithm is asked of it or of its prediction.
 """
 
 from __future__ import annotations
@@ -8,15 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
-
-
-class Candidate(NamedTuple):
-    """A strategy to consider: an algorithm, its options, and the placement of servers."""
-
-    algorithm: str
-    options: dict[str, Any]
-    colocated: bool = False  #: a server on every worker's node instead of nodes of their own
-    exchange: Mapping[str, Any] = MappingProxyType({})  #: how gradients travel, as `refsgd run` takes it
 
 
 class Evidence(NamedTuple):
@@ -29,72 +20,97 @@ class Evidence(NamedTuple):
     against: bool = True  #: whether it counts against the strategy
 
 
-RING = {"collective": "ring"}
-#: buckets of 25 MB during the backward pass, as in PyTorch's DDP
-DDP = {"overlap": "backward", "bucket": 25_000_000}
-#: chunks in the order in which the next forward pass needs them (Jayarajan et al. 2019)
-P3 = {"layout": "chunks:1000000", "balance": "size", "overlap": "both", "priority": True}
+class Kind(NamedTuple):
+    """What gradients are computed on: passes over the data are comparable only within a kind."""
 
-#: the strategies considered; among ties, an earlier one is preferred
-CANDIDATES = (
-    Candidate("allreduce", RING), Candidate("allreduce", RING, exchange=DDP),
-    Candidate("allreduce", {"collective": "halving-doubling"}), Candidate("bsp", {}),
-    Candidate("bsp", {}, True), Candidate("bsp", {}, True, P3), Candidate("backup-workers", {"backups": 1}),
-    Candidate("asp", {}), Candidate("asp", {}, True), Candidate("asp", {}, True, P3),
-    Candidate("ssp", {"staleness": 3}), Candidate("ssp", {"staleness": 3}, True),
-    Candidate("dgc", {"ratio": 0.01}), Candidate("allreduce", RING, exchange={"compress": "fp16"}),
-    Candidate("allreduce", RING, exchange={**DDP, "compress": "powersgd:4"}),
-    Candidate("local-sgd", {"period": 8}), Candidate("easgd", {"period": 4}),
-    Candidate("easgd", {"period": 4}, True),
-    Candidate("gosgd", {"p": 0.1}), Candidate("adpsgd", {}), Candidate("dpsgd", {}), Candidate("sgp", {}))
+    title: str
+    cost: str = ""  #: why a pass may improve accuracy less than one of synchronous SGD
 
-#: groups by what gradients are computed on: strategies of one group differ in time, not in their state after
-#: a given number of updates
-GROUPS = {"one model": ("bsp", "backup-workers", "allreduce", "zero", "gpipe"),
-          "stale gradients": ("asp", "ssp"), "compressed": ("dgc",),
-          "replicas": ("easgd", "local-sgd", "gosgd", "adpsgd", "dpsgd", "sgp")}
 
-#: why a pass may improve accuracy less than one of synchronous SGD, by group
-COSTS = {"stale gradients": "it applies stale gradients",
-         "compressed": "it delays or rounds parts of each gradient", "replicas": "its replicas differ"}
+ONE = Kind("one model, synchronous")
+STALE = Kind("stale gradients", "it applies stale gradients")
+COMPRESSED = Kind("compressed gradients", "it delays or rounds parts of each gradient")
+REPLICAS = Kind("replicas, one for each worker", "its replicas differ")
+KINDS = (ONE, STALE, COMPRESSED, REPLICAS)
 
-#: PyTorch's counterpart, by algorithm or codec; for others nothing is built in
-PYTORCH = {
-    "allreduce": "torch.nn.parallel.DistributedDataParallel (DDP), which exchanges buckets of "
-                 "bucket_cap_mb=25 MB during the backward pass; "
-                 "for larger batches accumulate gradients under ddp.no_sync()",
-    "fp16": "ddp.register_comm_hook(None, fp16_compress_hook), from "
-            "torch.distributed.algorithms.ddp_comm_hooks.default_hooks",
-    "powersgd": "ddp.register_comm_hook(PowerSGDState(..., matrix_approximation_rank=4), powerSGD_hook)",
-    "bsp": "DistributedDataParallel (DDP) computes the same, with allreduce instead of servers",
-    "zero": "stage 1: torch.distributed.optim.ZeroRedundancyOptimizer; stages 2 and 3: "
-            "torch.distributed.fsdp.fully_shard, with and without reshard_after_forward=False",
-    "gpipe": "torch.distributed.pipelining: a PipelineStage on each node and Schedule1F1B",
-    "dgc": "ddp.register_comm_hook(PowerSGDState(...), powerSGD_hook), from "
-           "torch.distributed.algorithms.ddp_comm_hooks; low rank instead "
-           "of the largest entries",
-    "local-sgd": "torch.distributed.optim.PostLocalSGDOptimizer with PeriodicModelAverager(period={period}), "
-                 "and post_localSGD_hook on DDP"}
 
-#: the fastest of each is worth trying; there are several kinds of replicas because they learn differently
-TRIES = (*(members for name, members in GROUPS.items() if name != "replicas"), ("local-sgd",), ("easgd",),
-         ("gosgd", "adpsgd", "dpsgd", "sgp"))
+class Candidate(NamedTuple):
+    """A strategy to consider."""
 
-STALE = Evidence("jia2020", "figure7", "asynchronous accuracy falls from 4 to 12 workers",
-                 "equal updates of each worker")
+    algorithm: str
+    options: Mapping[str, Any] = MappingProxyType({})  #: as `refsgd.run` takes them
+    kind: Kind = ONE
+    pytorch: str = ""  #: PyTorch's counterpart; "" if nothing is built in
+    evidence: tuple[Evidence, ...] = ()
+    label: str = ""  #: the options in a name; "": their values
+    beside: bool = False  #: a server beside each worker instead of a few servers
+    dropped: int = 0  #: gradients of each iteration that have no effect
+    nodes: int = 1  #: nodes that compute each batch together
+
+    @property
+    def name(self) -> str:
+        """The algorithm with its options."""
+        said = [f"{v}" if isinstance(v, str) else f"{k}={v:g}" for k, v in self.options.items()]
+        return " ".join([self.algorithm, *([self.label] if self.label else said)])
+
+
+STALER = Evidence("jia2020", "figure7", "asynchronous accuracy falls from 4 to 12 workers",
+                  "equal updates of each worker")
 DRIFT = Evidence("ko2021", "table3", "SSP with s = 10, EASGD and GoSGD fall with the number of workers",
                  "equal total passes over the images")
 FLAT = Evidence("ko2021", "table3", "BSP, ASP and AD-PSGD hardly depend on the number of workers",
                 "equal total passes over the images", False)
 
-#: the studies' findings about an algorithm's accuracy
-EVIDENCE: dict[str, tuple[Evidence, ...]] = {
-    "bsp": (FLAT,), "asp": (STALE, FLAT), "adpsgd": (FLAT,), "ssp": (STALE,), "easgd": (DRIFT,),
-    "gosgd": (DRIFT,)}
+RING = {"collective": "ring"}
+#: buckets of 25 MB during the backward pass, as in PyTorch's DDP
+DDP = {**RING, "overlap": "backward", "bucket": 25_000_000}
+#: chunks in the order in which the next forward pass needs them (Jayarajan et al. 2019)
+P3 = {"layout": "chunks:1000000", "balance": "size", "overlap": "both", "priority": True}
+PARALLEL = "DistributedDataParallel, buckets of bucket_cap_mb=25"
+HOOK = "DistributedDataParallel with register_comm_hook"
+SPLIT = "distributed.pipelining: a PipelineStage on each node, Schedule1F1B"
+
+#: the strategies considered; among ties, an earlier one is preferred
+CANDIDATES = (
+    Candidate("allreduce", RING, ONE, "DistributedDataParallel, one bucket: bucket_cap_mb above the model's"),
+    Candidate("allreduce", DDP, ONE, PARALLEL, label="ring overlap"),
+    Candidate("allreduce", {"collective": "hierarchical"}, ONE,
+              "DistributedDataParallel; NCCL chooses rings or trees over hosts (NCCL_ALGO)"),
+    Candidate("allreduce", {"collective": "halving-doubling"}, ONE,
+              "DistributedDataParallel with backend gloo"),
+    Candidate("bsp", {}, ONE, evidence=(FLAT,)),
+    Candidate("bsp", {}, ONE, evidence=(FLAT,), beside=True),
+    Candidate("backup-workers", {"backups": 1}, ONE, dropped=1),
+    Candidate("asp", {}, STALE, evidence=(STALER, FLAT)),
+    Candidate("asp", {}, STALE, evidence=(STALER, FLAT), beside=True),
+    Candidate("ssp", {"staleness": 3}, STALE, evidence=(STALER,)),
+    Candidate("ssp", {"staleness": 3}, STALE, evidence=(STALER,), beside=True),
+    Candidate("dgc", {"ratio": 0.01}, COMPRESSED),
+    Candidate("allreduce", {**RING, "compress": "fp16"}, COMPRESSED, f"{HOOK}(None, fp16_compress_hook)",
+              label="ring fp16"),
+    Candidate("local-sgd", {"period": 8}, REPLICAS,
+              "PostLocalSGDOptimizer with PeriodicModelAverager(period=8), and post_localSGD_hook"),
+    Candidate("easgd", {"period": 4}, REPLICAS, evidence=(DRIFT,)),
+    Candidate("easgd", {"period": 4}, REPLICAS, evidence=(DRIFT,), beside=True),
+    Candidate("gosgd", {"p": 0.1}, REPLICAS, evidence=(DRIFT,)),
+    Candidate("adpsgd", {}, REPLICAS, evidence=(FLAT,)), Candidate("dpsgd", {}, REPLICAS),
+    Candidate("sgp", {}, REPLICAS),
+    # many messages, which take the longest to simulate, come last
+    Candidate("allreduce", {**DDP, "compress": "powersgd:4"}, COMPRESSED,
+              f"{HOOK}(PowerSGDState(..., matrix_approximation_rank=4), powerSGD_hook)",
+              label="ring overlap powersgd:4"),
+    Candidate("bsp", P3, ONE, evidence=(FLAT,), label="P3", beside=True),
+    Candidate("asp", P3, STALE, evidence=(STALER, FLAT), label="P3", beside=True))
 
 
-def group_of(candidate: Candidate) -> str:
-    """A strategy's group in `GROUPS`."""
-    if "compress" in candidate.exchange:
-        return "compressed"
-    return next(name for name, members in GROUPS.items() if candidate.algorithm in members)
+def divided(workers: int, batch: int) -> list[Candidate]:
+    """Divisions of a model that no node can hold: ZeRO, and pipelines of any number of nodes that divides the
+    workers, with 4, 16 or more micro-batches a node, of no fewer than 4 images unless the batch is small."""
+    sharded = ("distributed.optim.ZeroRedundancyOptimizer", "fully_shard(reshard_after_forward=False)",
+               "distributed.fsdp.fully_shard")
+    found = [Candidate("zero", {"stage": stage}, ONE, name) for stage, name in enumerate(sharded, 1)]
+    return found + [
+        Candidate("gpipe", {"stages": depth, "micro": depth * each, "passes": "1f1b"}, ONE, SPLIT,
+                  nodes=depth)
+        for depth in range(2, workers + 1) if workers % depth == 0
+        for each in sorted({min(4, batch), min(16, batch), max(1, batch // 4)})]

@@ -1,378 +1,298 @@
-"""The metrics of a strategy on a cluster: predicted time, idleness, staleness, bytes and memory.
-
-Formulas of `refsgd.theory` give them.  Strategies that divide the model itself, for one that does not fit a
-node's memory (ZeRO and pipelines), are predicted as `refsgd predict` predicts the command that runs them.
-"""
+"""A strategy on a cluster: a run of at most a pass with its predicted metrics, its memory and its command."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from math import inf
-from typing import NamedTuple
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import ceil, inf
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from refsgd import theory
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import facts_of
-from refsgd.algorithms.sgd import SGD
-from refsgd.cluster import devices, prices
+from refsgd.cluster import devices, placement, prices, units
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.units import written
-from refsgd.experiment.advice.candidates import EVIDENCE, PYTORCH, Candidate, group_of
-from refsgd.experiment.options import exchanges
-from refsgd.experiment.options.problems import build_problem
-from refsgd.experiment.prepare import predict, with_defaults
-from refsgd.problems import Problem
-from refsgd.theory.estimate import check_distribution
-from refsgd.theory.phenomena import memory, staleness
-from refsgd.theory.phenomena.iteration import mean_time
-from refsgd.theory.phenomena.layerwise import Plan as Travel
-from refsgd.theory.phenomena.stragglers import mean_of_maximum
-from refsgd.theory.prediction import DomainError, Prediction
+from refsgd.effects import Deployment, ranks, roles
+from refsgd.experiment.advice.budget import Budget, simulated
+from refsgd.experiment.advice.candidates import Candidate, Kind
+from refsgd.experiment.arguments import Usage
+from refsgd.experiment.prepare import Experiment, prepare
+from refsgd.problems.shapes import NoContents
+from refsgd.runtimes.simulator import Simulator
+from refsgd.theory.prediction import Figures
+from refsgd.trace import Event
 
-#: metrics of a strategy by the names of their closed forms
-SHOWN = {"images_per_second": "images_per_second", "seconds": "seconds", "idle": "idle_ratio",
-         "staleness": "staleness_mean", "bytes": "bytes_per_iteration"}
+LONGEST = 100  #: most steps of the run that is predicted and printed as a command; a pass is extrapolated
+MANY = 64  #: workers of whose iteration the number of events is estimated before it is simulated
+SECOND = Machine(compute=Distribution("fixed", (1.0,)))
+#: terms of a node's memory that this library's programs need and a framework does not
+COPIES = ("working copies", "buffers")
+
+
+class Case(NamedTuple):
+    """A cluster with its division of work."""
+
+    machine: Machine
+    batches: tuple[int, ...]  #: of each worker
+    variant: str = ""  #: "" with equal work for all workers of the cluster
+
+    @property
+    def workers(self) -> int:
+        """Their number."""
+        return len(self.batches)
+
+
+@dataclass(frozen=True)
+class Question:
+    """The model, the cluster and the limits that strategies share."""
+
+    net: str  #: as `refsgd run` takes it
+    parameters: int
+    images: int  #: of a pass
+    servers: int  #: of strategies with servers on hosts of their own
+    work: float  #: operations of one image's gradient, 0 if unknown
+    saved: float  #: bytes of one image's activations that a framework keeps for the backward pass
+    training: Mapping[str, Any]  #: optimiser and momentum
+    base: tuple[str, Machine]  #: a machine by name, "" for none, from which flags describe others
+    memory_limit: float | None  #: bytes of a node
+    staleness_limit: float | None  #: updates
 
 
 @dataclass(frozen=True)
 class Strategy:
     """One candidate with its predicted metrics."""
 
-    name: str  #: the algorithm with its options; K servers (K=n: one on each worker's host)
-    group: str  #: one of `GROUPS`
+    candidate: Candidate
+    name: str  #: the algorithm, its options, K servers (K=n: one beside each worker), a variant
     workers: int  #: number of workers that take part
-    variant: str  #: "" with equal work for all workers; "without ..." the slowest, or "work by speed"
-    command: str  #: the command that tries it
-    note: str  #: what to expect of that run; "" if it is a whole pass
-    pytorch: str  #: PyTorch's counterpart; "" if nothing is built in
-    page: str  #: the documentation page that explains it
     batch: str  #: images in each worker's gradient
-    seconds: float  #: of a pass over the data, until every worker has finished its equal share
-    factor: float  #: `seconds` relative to the baseline's
-    images_per_second: float  #: of the pass, in which dropped gradients do not count
-    idle: float | None  #: 1 - (time in `Compute`)/(elapsed), mean over workers, in a run of equal steps
-    staleness: float | None  #: mean, in updates; None if no formula exists, as for `bytes`
-    bytes: float | None  #: per iteration, sent by all nodes
-    memory: float  #: of the fullest node, in bytes
-    #: largest stable learning rate at that staleness, relative to the synchronous one
-    #: (`staleness.constant_delay`); None for replicas and compressed gradients
-    rate: float | None
-    kind: str  #: kind of the predicted time: exact, approximation or bound
-    binding: str  #: the largest cause of idleness; "nothing" if none takes 2 % of the time
-    plain: str  #: the strategy with the plain exchange that it varies; "" if it is one
-    costs: str  #: what its exchange costs; "" if plain
-    evidence: tuple[str, ...]  #: findings of studies: "study part: claim (what was kept equal)"
-    formulas: dict[str, str]  #: the formula and source of each metric
+    seconds: float  #: of a pass over the data, until every worker has finished its share; inf: unknown
+    images_per_second: float  #: over that pass, without images whose gradients are dropped
+    efficiency: float  #: relative to workers that always compute, and all of whose gradients count
+    metrics: Figures  #: of the command's run
+    memory: Mapping[str, float]  #: bytes of the fullest node, by what a framework keeps there
+    where: str  #: the hosts of its servers; "" without servers
+    command: str  #: the run that is predicted
     rejected: str = ""  #: why it does not fit; "" if it does
 
     @property
-    def algorithm(self) -> str:
-        """Its name in the catalogue."""
-        return self.name.split()[0]
-
-
-BY_SPEED = "work by speed"  #: the variant with batches in proportion to speed
-
-
-class Case(NamedTuple):
-    """The question: a cluster with its division of work, and the sizes of the model and of a pass."""
-
-    variant: str
-    machine: Machine
-    parameters: int
-    workers: int
-    batch: int
-    images: int
-    servers: int
-    activations: float
-    described: str
-    overlap: bool  #: whether exchanges may overlap with passes, for which `net` must be named
-    batches: tuple[int, ...] = ()  #: of each worker, if not all are `batch`
-    devices: Machine | None = None  #: the machine with devices behind the times of `machine`
-    work: float = 0.0  #: operations of one image's gradient
-    net: str = ""  #: the model's shape-only name, such as resnet50@224x224x3
+    def kind(self) -> Kind:
+        """What its gradients are computed on."""
+        return self.candidate.kind
 
     @property
-    def speeds(self) -> list[float]:
-        """The speed of each worker."""
-        return [self.machine.speed(i) for i in range(self.workers)]
+    def variant(self) -> str:
+        """The division of work: "" if equal, "without ..." the slowest, or "work by speed"."""
+        return self.name.partition(", ")[2]
+
+    def figure(self, name: str) -> float | None:
+        """A metric of the run; None if it is not predicted."""
+        return float(self.metrics[name].value) if name in self.metrics else None
 
     @property
-    def times(self) -> list[Distribution]:
-        """The time of a gradient of each worker."""
-        return [check_distribution("compute", prices.own(self.machine, i)) for i in range(self.workers)]
-
-
-#: most steps of the run that is predicted and printed as a command; a longer pass is extrapolated
-LONGEST = 100
-
-
-class Plan:
-    """A candidate on a cluster: a run of at most `most` steps with its metrics, and the time of a pass."""
-
-    def __init__(self, candidate: Candidate, case: Case, most: int = LONGEST) -> None:
-        self.candidate, self.case = candidate, case
-        self.function = CATALOGUE[candidate.algorithm]
-        if candidate.algorithm == "backup-workers":
-            self.servers = 1
-        elif not facts_of(self.function).served:
-            self.servers = 0
-        else:
-            self.servers = case.workers if candidate.colocated else case.servers
-        self.machine = case.machine.with_(colocated=candidate.colocated)
-        self.devices = case.devices if case.net and case.batches else None  # which price each batch
-        self.net = case.net if self.devices or (candidate.exchange and case.net) else str(case.parameters)
-        used = case.workers - min(int(candidate.options.get("backups", 0)), case.workers - 1)  # that count
-        self.iterations = max(1, -(-case.images // (used * case.batch)))  # of a pass
-        self.steps = min(self.iterations, most)
-
-    @cached_property
-    def travel(self) -> Travel | None:
-        """How its gradients travel, for formulas; None for the plain exchange."""
-        given, case = dict(self.candidate.exchange), self.case
-        if not given:
-            return None
-        problem = _shape(case.net or str(case.parameters))
-        how = exchanges.exchange_of(given, SGD(0.0), case.workers, problem)
-        problem = replace(problem, exchange=how)
-        return exchanges.plan(facts_of(self.function), {}, problem, max(self.servers, 1), case.machine.codec)
-
-    @cached_property
-    def metrics(self) -> dict[str, Prediction]:
-        """Its figures by formula; none outside their domain or if they do not predict speed.
-
-        Parts on servers' links are followed at fixed times: means, or the slowest worker's if all wait.
-        """
-        c, case, machine, times = self.candidate, self.case, self.machine, self.case.times
-        if "overlap" in c.exchange and not (case.overlap and case.net):
-            return {}
-        drawn = self.servers > 0 and bool(c.exchange) and any(time.family != "fixed" for time in times)
-        if drawn:
-            fixed = [time.mean for time in times]
-            if c.algorithm == "bsp":
-                fixed = [mean_of_maximum(times)] * len(times)
-            machine = machine.with_(speeds=(), compute=tuple(Distribution("fixed", (t,)) for t in fixed))
-        try:
-            found = theory.predict(c.algorithm, machine, workers=case.workers, servers=max(self.servers, 1),
-                                   nbytes=4 * case.parameters, batch=case.batch, steps=self.steps,
-                                   options=with_defaults(self.function, c.options), plan=self.travel)
-        except DomainError:
-            return {}
-        if drawn:
-            found.simplify("fixed times")
-            if "idle_ratio" in found:
-                idle, busy = found["idle_ratio"], mean_time(times) / (sum(fixed) / len(fixed))
-                found["idle_ratio"] = replace(idle, value=1 - (1 - idle.value) * busy)
-        return dict(found) if "images_per_second" in found else {}
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a pass divided into equal shares."""
-        return self.value("seconds") / self.steps * self.iterations
-
-    @property
-    def name(self) -> str:
-        """The algorithm with its options, its exchange, its servers, and the division of work if unequal."""
-        c = self.candidate
-        options = [f"{v}" if isinstance(v, str) else f"{k}={v:g}" for k, v in c.options.items()]
-        how = "P3" if c.exchange.get("priority") else "overlap" if "overlap" in c.exchange else ""
-        servers = f"K={'n' if c.colocated else self.servers}" if self.servers else ""
-        words = [c.algorithm, *options, how, c.exchange.get("compress", ""), servers]
-        return " ".join(filter(None, words)) + (f", {self.case.variant}" if self.case.variant else "")
-
-    @property
-    def plain(self) -> str:
-        """The name of the strategy with the plain exchange; empty if it is this one."""
-        c = self.candidate
-        return Plan(c._replace(exchange={}), self.case).name if c.exchange else ""
-
-    @property
-    def costs(self) -> str:
-        """The costs of the exchange; empty if it is the plain one."""
-        if self.travel is None:
-            return ""
-        said, parts = [], self.travel.parts
-        if len(parts) > 1:
-            what = "messages of a worker each way" if self.servers else "sums"
-            said.append(f"{len(parts)} {what} instead of {max(self.servers, 1)}")
-        if "compress" in self.candidate.exchange:
-            kept = sum(part.up for part in parts) / (4 * self.case.parameters)
-            said.append(f"gradients in {kept:.1%} of their bytes, and memory for what they leave out")
-        return "; ".join(said)
-
-    @property
-    def batch(self) -> str:
-        """Images in each worker's gradient, as the command line reads them."""
-        return written(self.case.batches or [self.case.batch])
-
-    def value(self, key: str) -> float:
-        """A metric."""
-        return float(self.metrics[key].value)
-
-    def binding(self) -> str:
-        """The largest cause of idleness; "nothing" if none takes 2 % of the time."""
-        step = self.metrics["seconds_per_iteration"]
-        terms, whole = step.terms, step.value
-        if "idle_by_cause" in self.metrics:
-            causes, whole = dict(self.metrics["idle_by_cause"].terms), 1.0
-        else:
-            causes = {k: v for k, v in terms.items() if not k.startswith(("compute", "standard error"))}
-        largest = max(causes, key=causes.__getitem__, default="")
-        return largest if causes and causes[largest] > 0.02 * whole else "nothing"
-
-    def piling(self) -> str:
-        """Why a strategy without waiting is rejected: a link gets more than it can carry, so that messages
-        age without bound.
-
-        GoSGD: worker i sends p/T_i models a second and receives p/(n - 1) sum 1/T_j from the others.
-        """
-        case = self.case
-        if self.candidate.algorithm != "gosgd" or case.workers < 2:
-            return ""
-        own = 1 / np.array([time.mean for time in case.times])
-        busiest = self.candidate.options["p"] * 4 * case.parameters / case.machine.bandwidth * max(
-            own.max(), (own.sum() - own.min()) / (case.workers - 1))
-        return (f"messages pile up: the busiest link would have to carry {busiest:.3g} times its bandwidth"
-                if busiest >= 1 else "")
-
-    def memory(self) -> float:
-        """Bytes of the fullest node: a worker with one model in transit, and its server if co-located."""
-        case = self.case
-        kept = 2 if "compress" in self.candidate.exchange else 1  # with what its messages have left out
-        worker = float(memory.worker(case.parameters, case.activations, max(case.batches, default=case.batch),
-                                     buffers=4 * case.parameters * kept).value)
-        if not self.servers:
-            return worker
-        server = float(memory.server(case.parameters, self.servers, workers=case.workers,
-                                     collects=self.candidate.algorithm in ("bsp", "backup-workers")).value)
-        return worker + server if self.candidate.colocated else max(worker, server)
-
-    def command(self) -> str:
-        """The command that runs it."""
-        c, case = self.candidate, self.case
-        options = "".join(f" --{k.replace('_', '-')}" + f" {v}" * (v is not True)
-                          for k, v in (*c.options.items(), *c.exchange.items()))
-        where = f" --servers {self.servers}" if facts_of(self.function).served else ""
-        machine = self.devices or self.machine
-        described = case.described or flags(machine)
-        if case.described and case.devices and not self.devices:  # a later flag overrides an earlier one
-            described += f" --compute '{devices.written(machine.compute)}'"
-        if case.described and machine.speeds:
-            described += f" --speeds {written(machine.speeds)}"
-        batch = f"auto:{sum(case.batches)}" if self.devices and case.batches else self.batch
-        return (f"refsgd run {c.algorithm}{options} --net shapes:{self.net} --data none "
-                f"--workers {case.workers}{where} --batch {batch} --steps {self.steps} {described}"
-                + " --colocated" * c.colocated)
-
-    def note(self) -> str:
-        """The result to expect of the command's run if it is not the strategy's pass."""
-        timed = self.case.batches and not self.devices
-        by_speed = "its times are for gradients of each worker's own batch" if timed else ""
-        if self.steps == self.iterations:
-            return by_speed
-        expect = f"{self.steps} of {self.iterations} steps, {self.value('seconds'):.4g} s"
-        if "idle_ratio" in self.metrics:
-            expect += f", idle {self.value('idle_ratio'):.0%}"
-        return expect + f"; {by_speed}" * bool(by_speed)
-
-    def pytorch(self) -> str:
-        """PyTorch's counterpart of the algorithm and the division of work."""
-        c, variant = self.candidate, self.case.variant
-        key = "" if "priority" in c.exchange else c.exchange.get("compress", c.algorithm).partition(":")[0]
-        if key not in PYTORCH or not variant:
-            return PYTORCH.get(key, "").format(**c.options)
-        if variant == BY_SPEED:
-            return ("the same, with a custom sampler (DistributedSampler deals equal shares) and each loss "
-                    "weighted by its share of the images")
-        return f"the same, launched on the other {self.case.workers} nodes"
-
-    def formulas(self) -> dict[str, str]:
-        """The formula and source of each metric."""
-        found = {name: "; ".join(filter(None, (self.metrics[key].formula, self.metrics[key].source)))
-                 for name, key in SHOWN.items() if key in self.metrics}
-        found["seconds"] += "; an iteration: " + self.metrics["seconds_per_iteration"].formula
-        return found
-
-    def strategy(self) -> Strategy:
-        """The strategy with its metrics."""
-        algorithm, group = self.candidate.algorithm, group_of(self.candidate)
-        known = {key: self.value(key) for key in SHOWN.values() if key in self.metrics}
-        idle, tau = known.get("idle_ratio"), known.get("staleness_mean")
-        rate = None
-        if tau is not None and group in ("one model", "stale gradients"):
-            rate = staleness.constant_delay(round(tau)).value / 2
-        return Strategy(
-            name=self.name, group=group, workers=self.case.workers, variant=self.case.variant,
-            command=self.command(), note=self.note(), pytorch=self.pytorch(),
-            page=f"docs/algorithms/{algorithm}",
-            batch=self.batch, seconds=self.seconds, factor=1.0,
-            images_per_second=self.case.images / self.seconds if self.seconds else inf, idle=idle,
-            staleness=tau, bytes=known.get("bytes_per_iteration"), memory=self.memory(), rate=rate,
-            kind=self.metrics["seconds"].kind, binding=self.binding(), plain=self.plain, costs=self.costs,
-            formulas=self.formulas(), rejected=self.piling(),
-            evidence=tuple(f"{e.study} {e.part}: {e.says} ({e.when})" for e in EVIDENCE.get(algorithm, ())))
-
-
-def flags(machine: Machine) -> str:
-    """The machine's numbers as flags of the command line."""
-    said = {"compute": f"'{devices.written(machine.compute)}'", "latency": f"{machine.latency:g}",
-            "bandwidth": f"{machine.bandwidth:g}" if np.isfinite(machine.bandwidth) else "",
-            "update": f"'{machine.update}'" if machine.update else "",
-            "speeds": written(machine.speeds) if set(machine.speeds) - {1.0} else ""}
-    return " ".join(f"--{name} {value}" for name, value in said.items() if value)
-
-
-@lru_cache(maxsize=4)
-def _shape(net: str) -> Problem:
-    """The shape-only problem of a model, whose layers say what an exchange may overlap."""
-    return build_problem("none", f"shapes:{net}", 1, 1, 0, "iid")
-
-
-class Split(Plan):
-    """A division of the model among the workers; a pipeline takes the batches of all its nodes together."""
-
-    def __init__(self, candidate: Candidate, case: Case, most: int = LONGEST) -> None:
-        super().__init__(candidate, case, most)
-        self.depth = int(candidate.options.get("stages", 1))
-        self.devices, self.net = case.devices, case.net
-        self.machine = case.devices or case.machine
-        if not case.devices and self.depth > 1:  # devices price the larger batch themselves
-            self.machine = self.machine.with_(speeds=tuple(v / self.depth for v in case.speeds))
-
-    @property
-    def batch(self) -> str:
-        """Images of a peer, or of a replica of a pipeline."""
-        return str(self.case.batch * self.depth)
-
-    @cached_property
-    def metrics(self) -> dict[str, Prediction]:
-        """Its figures, with the memory of each role."""
-        case, c = self.case, self.candidate
-        return dict(predict(c.algorithm, net=f"shapes:{case.net}", data="none", workers=case.workers,
-                            batch=int(self.batch), steps=self.steps, machine=self.machine, **c.options))
-
-    def memory(self) -> float:
+    def needs(self) -> float:
         """Bytes of the fullest node."""
-        return max(float(p.value) for name, p in self.metrics.items() if name.startswith("memory_"))
+        return sum(self.memory.values())
+
+    @property
+    def causes(self) -> Mapping[str, float]:
+        """Shares of time without computing, by cause."""
+        step = self.metrics["seconds_per_iteration"]
+        found = self.metrics.get("idle_by_cause")
+        return found.terms if found else {} if step.kind == "simulated" else {
+            k: v / step.value for k, v in step.terms.items() if not k.startswith(("compute", "standard"))}
+
+    @property
+    def binding(self) -> str:
+        """The largest cause of idleness; "nothing" if none takes 2 % of the time, "" if unknown."""
+        largest = max(self.causes, key=self.causes.__getitem__, default="")
+        return largest if self.causes.get(largest, 1.0) > 0.02 else "nothing"
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        c = self.candidate
+        return {"name": self.name, "algorithm": c.algorithm, "kind": self.kind.title, "pytorch": c.pytorch,
+                "evidence": [e._asdict() for e in c.evidence],
+                **{key: value for key, value in vars(self).items() if key not in ("candidate", "metrics")},
+                "metrics": {name: p.to_json() for name, p in self.metrics.items()}}
 
 
-def splits(case: Case) -> list[Split]:
-    """ZeRO in each stage, and pipelines of any number of nodes that divides the workers evenly, with 4, 16 or
-    more micro-batches for each node, of no fewer than 4 images unless the batch is small."""
-    some = [Candidate("zero", {"stage": stage}) for stage in (1, 2, 3)]
-    some += [Candidate("gpipe", {"stages": depth, "micro": depth * each, "passes": "1f1b"})
-             for depth in range(2, case.workers + 1) if case.workers % depth == 0
-             for each in sorted({min(4, case.batch), min(16, case.batch), max(1, case.batch // 4)})]
-    found = []
-    for candidate in some:
-        try:
-            plan = Split(candidate, case)
-            if "images_per_second" in plan.metrics:
-                found.append(plan)
-        except ValueError:  # fewer layers than stages
+def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
+             share: int) -> Strategy | None:
+    """The candidate with its metrics; None if an iteration has more than `limit` events."""
+    variant = f", {case.variant}" * bool(case.variant)
+    used = sum(case.batches) * (1 - c.dropped / case.workers)  # images of an iteration
+    try:
+        if case.workers > MANY and _expected(c, case, q) > 4 * limit:
+            return None
+        iterations = max(1, ceil(q.images / used))  # the last of which may be shorter
+        e = _prepared(c, case, q, min(iterations, LONGEST))
+        found, steps = _figures(e, c, budget, limit, share)
+    except (Usage, NoContents, ValueError) as error:
+        name = c.name + " K=n" * c.beside + variant
+        return Strategy(c, name, case.workers, "", inf, 0.0, 0.0, Figures(), {}, "", "", rejected=str(error))
+    if not found:
+        return None
+    deployment = e.deploy()
+    rank, role = ranks(deployment), roles(deployment)
+    servers = len({rank[node] for node in deployment if role[node] == "server"})
+    owns = [prices.own(e.priced, i) for i in range(case.workers)]
+    times = [own.mean for own in owns if isinstance(own, Distribution)]
+    pace = found["seconds"].value / steps
+    if steps < e.steps and len(set(times)) == 1:
+        pace = found["seconds_per_iteration"].value  # the end of a short run would count too much
+    made = Strategy(
+        c, c.name + f" K={'n' if c.beside else servers}" * bool(servers) + variant, case.workers,
+        _batch(c, case), pace * iterations, q.images / (pace * iterations),
+        used / pace / c.nodes / sum(b / time for b, time in zip(case.batches, times)), found,
+        _memory(found, q.saved * max(_batches(c, case)), _beside(e, deployment)),
+        _where(e, deployment, servers), _command(c, case, q, replace(e, steps=steps)))
+    return replace(made, rejected="" if servers else _piling(made, e.machine, times))
+
+
+def _expected(c: Candidate, case: Case, q: Question) -> float:
+    """Events of an iteration of many workers, roughly, from those of four and of eight: messages grow with
+    the number of workers or its square."""
+    four, eight = (len(_one_step(_prepared(c, Case(SECOND, case.batches[:few]), q, 1)))
+                   for few in (4, 8))
+    return case.workers * four / 4 + case.workers * (case.workers - 4) * max(0, eight - 2 * four) / 32
+
+
+def _one_step(e: Experiment) -> Sequence[Event]:
+    """The events of a simulated step."""
+    return Simulator(e.deploy(), e.machine).run().trace.events
+
+
+def _batches(c: Candidate, case: Case) -> tuple[int, ...]:
+    """Images in each worker's gradient, or, for all, those of the nodes that compute a batch together."""
+    return case.batches if c.nodes == 1 else (c.nodes * case.batches[0],)
+
+
+def _batch(c: Candidate, case: Case) -> str:
+    """The batch as the command line reads it."""
+    batches = _batches(c, case)
+    return units.written(batches if len(set(batches)) > 1 else batches[:1])
+
+
+def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
+    """The experiment; servers have hosts of their own, unless the machine or the candidate says otherwise or
+    there is no place for them."""
+    machine, given = case.machine, dict[str, int]()
+    if facts_of(CATALOGUE[c.algorithm]).served:
+        given["servers"] = case.workers if c.beside else q.servers
+    if c.nodes > 1 and not prices.on_devices(machine):  # the time is that of one node's batch
+        machine = machine.with_(speeds=tuple(machine.speed(i) / c.nodes for i in range(case.workers)))
+    machine = machine.with_(colocated=machine.colocated or c.beside)
+    batches = _batches(c, case)
+    arguments = {"net": q.net, "data": "none", "workers": case.workers, "steps": steps, **q.training, **given,
+                 "batch": batches[0] if len(set(batches)) == 1 else list(batches), **c.options}
+    try:
+        return prepare(c.algorithm, machine=machine, **arguments)
+    except Usage:
+        if machine.colocated:
+            raise
+        return prepare(c.algorithm, machine=machine.with_(colocated=True), **arguments)
+
+
+def _figures(e: Experiment, c: Candidate, budget: Budget, limit: int, share: int) -> tuple[Figures, int]:
+    """Metrics by formula where each node has links of its own; else, or without a formula, of simulated runs
+    of the steps that are returned."""
+    if not (e.machine.hosts or e.machine.groups):
+        found = e.predictions()
+        if "seconds" in found and "idle_ratio" in found:
+            return found, e.steps
+    # a periodic exchange takes part in whole periods
+    return simulated(e, int(c.options.get("period", 1)), budget, limit, share) or (Figures(), 0)
+
+
+def _beside(e: Experiment, deployment: Deployment) -> list[str]:
+    """The workers' hosts on which there are servers."""
+    host, role = e.machine.place(deployment), roles(deployment)
+    own = {host[node] for node in deployment if role[node] == "worker"}
+    return [host[node] for node in deployment if role[node] == "server" and host[node] in own]
+
+
+def _where(e: Experiment, deployment: Deployment, servers: int) -> str:
+    """The hosts of its servers, in words."""
+    shared = sorted(set(_beside(e, deployment)))
+    if not shared:
+        return "on hosts of their own" * (servers > 1) or "on a host of its own" * servers
+    return "on each worker's host" if servers == e.workers > 1 else f"on {', '.join(shared)}, with workers"
+
+
+def _memory(found: Figures, activations: float, beside: object) -> dict[str, float]:
+    """Bytes of the fullest node, by what a framework keeps: a worker's, with its server's if there is one
+    beside it, or a server's."""
+    held: list[dict[str, float]] = []
+    for name in ("memory_worker", "memory_stage", "memory_server"):
+        if name not in found:
             continue
-    return found
+        terms = {term: size for term, size in found[name].terms.items() if term not in COPIES}
+        if name == "memory_worker":
+            terms["activations"] = activations
+        if name == "memory_server":  # which adds gradients as they arrive
+            one = min(terms.pop("gradients", 0.0), terms["parameters"])
+            terms = {f"server's {term}": size for term, size in {**terms, "gradient": one}.items()}
+        held.append(terms)
+    if beside and len(held) > 1:
+        held = [held[0] | held[1]]
+    fullest = max(held, key=lambda terms: sum(terms.values()), default={})
+    return {term: size for term, size in fullest.items() if size}
+
+
+def _piling(s: Strategy, m: Machine, times: Sequence[float]) -> str:
+    """Why a strategy that never waits is rejected: a link gets more than it can carry, so messages age
+    without bound.
+
+    Each of n workers sends to any others, and the slowest receives from all; a link that several workers
+    share carries those messages that leave them.
+    """
+    n = s.workers
+    waits = [share > 0.001 for cause, share in s.causes.items() if cause not in ("straggling", "update")]
+    if n < 2 or "idle_by_cause" not in s.metrics or any(waits):
+        return ""
+    rates = [1 / time for time in times]
+    levels = [(max(placement.devices(m.hosts, n)), m.bandwidth)]
+    if m.uplink:
+        levels.append((-(-n // len(m.groups)), m.uplink.bandwidth))
+    fastest = max(max(rates), (sum(rates) - min(rates)) / (n - 1))
+    sent = fastest * (s.figure("bytes_per_iteration") or 0.0) / n
+    load = max(sent * each * (n - each) / (n - 1) / bandwidth for each, bandwidth in levels)
+    return (f"messages pile up: the busiest link would have to carry {load:.3g} times its bandwidth"
+            if load >= 1 else "")
+
+
+def _command(c: Candidate, case: Case, q: Question, e: Experiment) -> str:
+    """The command that runs it."""
+    given = {**c.options, "net": q.net, "data": "none", "workers": e.workers,
+             **({"servers": e.servers} if facts_of(e.function).served else {}),
+             "batch": _batch(c, case), "steps": e.steps, **q.training}
+    said = " ".join(f"--{key.replace('_', '-')}" + f" {value}" * (value is not True)
+                    for key, value in given.items())
+    return f"refsgd run {c.algorithm} {said} {flags(e.machine, *q.base)}".rstrip()
+
+
+def flags(machine: Machine, name: str = "", base: Machine | None = None) -> str:
+    """The machine as flags of the command line, which change `base`, a machine of that name."""
+    base, found = base or Machine(), [f"--machine {shlex.quote(name)}"] if name else []
+    for field in fields(machine):
+        value = getattr(machine, field.name)
+        alike = field.name == "speeds" and not base.speeds and set(value) == {1.0}
+        if not field.compare or alike or value == getattr(base, field.name):
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        found.append(flag if value is True else f"{flag} {shlex.quote(_text(field.name, value) or 'none')}")
+    return " ".join(found)
+
+
+def _text(name: str, value: Any) -> str:
+    """A field of a machine as the command line reads it."""
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if name == "hosts" and not isinstance(value, str):
+        return "; ".join(map(",".join, value))
+    writers: dict[str, Callable[[Any], str]] = {
+        "compute": devices.written, "groups": placement.written_groups, "speeds": units.written,
+        "server_speeds": units.written}
+    return writers.get(name, str)(value)
