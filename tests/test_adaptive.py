@@ -4,10 +4,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import refsgd
 from refsgd.algorithms.adaptive import LARS, Adam
-from refsgd.algorithms.sgd import Cosine
+from refsgd.algorithms.sgd import Cosine, StepDecay
 from refsgd.experiment.prepare import Usage, prepare
 from tests.catalogue import having
 
@@ -71,6 +73,72 @@ def test_lars_counts_decay_in_the_norm_and_trusts_where_nothing_is_known():
     rule = LARS(lr=1.0, weight_decay=0.5, trust=0.1)
     assert rule.ratio(np.float32([3, 4]), np.float32([0, 2])) == pytest.approx(0.1 * 5 / (2 + 2.5))
     assert rule.ratio(np.zeros(2, np.float32), np.ones(2, np.float32)) == pytest.approx(0.1)
+
+
+def adam_in_float64(x, gradients, rate, decay, beta1, beta2, epsilon):
+    """Kingma and Ba, algorithm 1, with sums in place of moving averages; decay is a part of the gradient."""
+    seen = []
+    for t, g in enumerate(gradients, start=1):
+        seen.append(g + decay * x if decay else g)
+        m = sum((1 - beta1) * beta1 ** (t - i) * each for i, each in enumerate(seen, start=1)) / (1 - beta1**t)
+        s = sum((1 - beta2) * beta2 ** (t - i) * each**2 for i, each in enumerate(seen, start=1)) / (1 - beta2**t)
+        x = x - rate(t - 1) * m / (np.sqrt(s) + epsilon)
+        yield x
+
+
+def lars_in_float64(x, gradients, rate, decay, momentum, trust, layers):
+    """You, Gitman and Ginsburg, algorithm 1, layer by layer."""
+    moves = []
+    for t, g in enumerate(gradients):
+        move = np.zeros_like(x)
+        for at in layers:
+            length, slope = np.linalg.norm(x[at]), np.linalg.norm(g[at])
+            ratio = trust * (length / (slope + decay * length) if length > 0 and slope > 0 else 1)
+            move[at] = rate(t) * ratio * (g[at] + decay * x[at] if decay else g[at])
+        moves.append(move)
+        x = x - sum(momentum ** (t - i) * each for i, each in enumerate(moves))
+        yield x
+
+
+dyadic = st.integers(0, 15).map(lambda k: k / 16)  # so that constants in float32 are exact
+positive = st.integers(1, 15).map(lambda k: k / 16)
+entries = st.integers(-16, 16).map(lambda k: k / 4)
+
+
+@given(data=st.data(), d=st.integers(1, 5), steps=st.integers(1, 5), lr=positive, decay=dyadic, momentum=dyadic, second=dyadic,
+       every=st.integers(1, 3), factor=positive)
+def test_steps_are_those_of_float64(data, d, steps, lr, decay, momentum, second, every, factor):
+    """For drawn rates, with and without decay and momentum, and with a schedule; an average of 1 - 1/16 is not yet full."""
+    x = np.array(data.draw(st.lists(entries, min_size=d, max_size=d)))
+    gradients = np.array(data.draw(st.lists(st.lists(entries, min_size=d, max_size=d), min_size=steps, max_size=steps)))
+    ends = sorted(end for end in data.draw(st.sets(st.integers(1, 4), max_size=2)) if end < d)
+    layers = [slice(a, b) for a, b in zip([0, *ends], [*ends, d])]
+    how = {"lr": lr, "weight_decay": decay, "schedule": StepDecay(every, factor)}
+
+    def rate(t):
+        return lr * factor ** (t // every)
+
+    adam = Adam(**how, beta1=momentum, beta2=second, epsilon=0.125)
+    expected = list(adam_in_float64(x, gradients, rate, decay, momentum, second, 0.125))
+    np.testing.assert_allclose(run_of(adam, x, gradients), expected, rtol=1e-5, atol=1e-5)
+    for cut in (tuple(layers), ()):
+        lars = LARS(**how, momentum=momentum, trust=0.25, layers=cut)
+        expected = list(lars_in_float64(x, gradients, rate, decay, momentum, 0.25, cut or [slice(0, d)]))
+        np.testing.assert_allclose(run_of(lars, x, gradients), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_constants_are_those_of_the_papers_and_rates_are_checked():
+    adam, lars = Adam(0.1), LARS(0.1)
+    assert (adam.beta1, adam.beta2, adam.epsilon, lars.trust) == (0.9, 0.999, 1e-8, 0.001)
+    for rule in (Adam, LARS):
+        with pytest.raises(ValueError, match="learning rate -1; expected a finite number >= 0"):
+            rule(-1)
+
+
+def test_norms_of_layers_are_summed_in_float64():
+    """In float32 each 1 would be lost beside 4096 squared."""
+    x, g = np.float32([4096] + 7 * [1]), np.float32([1] + 7 * [0])
+    assert LARS(lr=1.0, trust=1.0).ratio(x, g) == np.float32(np.sqrt(2.0**24 + 7))
 
 
 @pytest.mark.slow

@@ -162,3 +162,18 @@ def test_wrong_sizes_are_refused_in_one_line(call, words):
     with pytest.raises(ValueError, match=words) as refused:
         call()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 9])
+def test_a_bipartite_ring_has_an_even_number_of_nodes(n):
+    """An odd ring has no two sides."""
+    with pytest.raises(ValueError, match=f"bipartite ring of {n} nodes; expected an even number >= 2"):
+        graphs.bipartite_ring(n)
+    assert graphs.bipartite_ring(n + 1) == graphs.ring(n + 1) and sides(graphs.ring(n + 1)) is not None
+    assert n == 1 or sides(graphs.ring(n)) is None
+
+
+def test_each_even_node_is_connected_with_each_odd_one():
+    assert graphs.bipartite(5) == [[1, 3], [0, 2, 4], [1, 3], [0, 2, 4], [1, 3]] and graphs.bipartite(2) == [[1], [0]]
+    with pytest.raises(ValueError, match="graph of 1 nodes; expected at least 2"):
+        graphs.bipartite(1)

@@ -194,3 +194,11 @@ def test_wrong_arguments_are_refused_in_one_line():
         allreduce.allreduce(quadratic(), 2, 1, SGD(0.1), collective="telepathy")
     with pytest.raises(ValueError, match="workers 0; expected at least 1"):
         allreduce.allreduce(quadratic(), 0, 1, SGD(0.1))
+
+
+def test_rings_are_two_by_default():
+    """The messages are those of two rings, not of one or of three."""
+    def messages(**how):
+        return simulate(allreduce.allreduce(quadratic(d=30), 4, 2, SGD(0.1), collective="rings", **how)).trace.messages
+
+    assert len({messages(rings=n) for n in (1, 2, 3)}) == 3 and messages() == messages(rings=2)

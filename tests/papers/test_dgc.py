@@ -1,5 +1,7 @@
 """What is claimed of deep gradient compression between peers: Lin et al., ICLR 2018."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,13 +10,16 @@ from hypothesis import strategies as st
 from refsgd.algorithms.allreduce import allreduce, dgc, mean
 from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.codecs import DGC, Residual, kept
+from refsgd.algorithms.exchange import Exchange
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
+from refsgd.problems.layers import equal
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Sent
 from tests.strategies import machines, seeds
 
 
@@ -192,3 +197,13 @@ def test_time_of_an_iteration_at_fixed_times():
     machine = Machine(compute="fixed(1)", latency=0.25, bandwidth=100.0)
     run = simulate(dgc.dgc(quadratic(d=100, workers=4), 4, 3, SGD(0.1), ratio=0.05), machine)
     assert run.trace.seconds == pytest.approx(3 * (1 + 0.25 + 3 * 8 * 5 / 100))
+
+
+@pytest.mark.parametrize(("bucket", "messages"), [(0, 3), (20, 2), (10**6, 1)])
+def test_buckets_are_those_of_the_exchange(bucket, messages):
+    """Three layers of 4 entries; a message for each bucket, of ceil(4 k / 4) entries: without overlap one for all."""
+    problem = replace(quadratic(d=12, workers=2), layers=equal(12, quadratic(d=12, workers=2).gradient, 3))
+    for overlap, count in (("backward", messages), ("none", 1)):
+        how = replace(problem, exchange=Exchange(overlap=overlap, bucket=bucket if overlap != "none" else 0))
+        run = simulate(dgc.dgc(how, 2, 4, SGD(0.1), ratio=0.25))
+        assert len([e for e in run.trace.of(Sent) if e.message == "Coded"]) == 4 * 2 * count

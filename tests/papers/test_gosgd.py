@@ -1,6 +1,8 @@
 """What is claimed of gossip SGD with sum weights: Blot et al., arXiv:1611.09726, and its weights under
 any schedule."""
 
+import inspect
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from refsgd.algorithms.gossip import gosgd
 from refsgd.algorithms.gossip.gosgd import Share, Weighted, process_messages
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Compute, Mark
+from refsgd.effects import Compute, Mark, ranks
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.simulator import simulate
@@ -251,3 +253,11 @@ def test_a_run_that_ends_with_the_last_iteration_loses_weight(monkeypatch):
 def test_a_wrong_probability_is_named(p):
     with pytest.raises(ValueError, match="expected a probability"):
         gosgd.gosgd(integer_gradients(), 4, 1, SGD(0.1), p=p)
+
+
+def test_peers_have_the_ranks_of_their_names_and_share_a_weight_of_1():
+    """A rank is the share of the data, and the place on the machine."""
+    deployment = gosgd.gosgd(quadratic(workers=4), 4, 3, SGD(0.1))
+    replicas = [inspect.getgeneratorlocals(node.main)["replica"] for node in deployment.values()]
+    assert ranks(deployment) == {f"peer{i}": i for i in range(4)} and [r.rank for r in replicas] == [0, 1, 2, 3]
+    assert [r.weight for r in replicas] == [0.25] * 4

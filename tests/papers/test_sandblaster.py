@@ -360,3 +360,18 @@ def test_loops_in_the_wrong_order_are_caught(monkeypatch):
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected at least 1 portion"):
         sandblaster.sandblaster(logistic(1), 1, 1, STEEPEST, **options)
+
+
+@pytest.mark.parametrize("history", [1, 3])
+def test_a_pair_of_negative_curvature_is_dropped(history):
+    """Where the function is concave <s, y> is negative, and a direction with that pair might go uphill."""
+    def slope(x):
+        return 0.1 * np.sin(3 * x)
+
+    x0 = np.array([0.95, 1.0, -0.9])
+    problem = Problem(x0, lambda x, rank, t: slope(x), lambda x: 0.0)
+    xs, _ = lbfgs(slope, x0, 9, history)
+    curvature = [(b - a) @ (slope(b) - slope(a)) for a, b in zip(xs, xs[1:])]
+    assert min(curvature) < 0 < max(curvature)
+    found = final_parameters(simulate(sandblaster.sandblaster(problem, 2, 9, STEEPEST, portions=1, history=history), FAST))
+    assert np.allclose(found, xs[-1], rtol=0, atol=1e-9)

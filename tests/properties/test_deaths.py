@@ -127,7 +127,7 @@ def test_these_are_the_algorithms_that_go_on():
     ("softsync", "        w = None\n", ""),  # answers who came last once more
     # the gradients of an update that is filled no more are forgotten
     ("softsync", "(last and kept)", "(not left and kept)"),
-    ("ssp", "clock.pop(w, None)  # the others no longer wait for it\n        else:", "pass\n        else:"),
+    ("ssp", "clock.pop(w, None)  # the others no longer wait for it\n            if", "pass\n            if"),
     ("ssp", "clock.pop(w, None)  # the others no longer wait for it\n        elif", "pass\n        elif"),
     ("dssp", "clock.pop(w, None)", "pass"),
     ("dynsgd", "clock.pop(w, None)", "pass"),

@@ -65,7 +65,7 @@ def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float 
     masking : bool
         Clear the velocity of entries that are sent.
     """
-    how = codec(f"dgc:{ratio},masking={'on' if masking else 'off'}", sgd=sgd, ranks=workers)
+    how = codec(f"dgc:{ratio},masking={'on' if masking else 'off'}", sgd=sgd)
     said = of(problem)
     exchange = Exchange(overlap=said.overlap, bucket=said.bucket, codec=how)
     return allreduce(replace(problem, exchange=exchange), workers, steps, sgd)  # type: ignore[type-var]

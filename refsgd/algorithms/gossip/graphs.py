@@ -119,7 +119,7 @@ def bipartite(n: int) -> Graph:
 
 def bipartite_ring(n: int) -> Graph:
     """A ring of an even number of nodes, at least 2: its even and odd nodes alternate."""
-    if n < 2 or n % 2:
+    if n % 2:
         raise ValueError(f"bipartite ring of {n} nodes; expected an even number >= 2")
     return ring(n)
 
