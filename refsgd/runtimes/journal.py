@@ -98,10 +98,12 @@ class Journal:
     def __init__(self, path: str | Path, header: Mapping[str, Any], nodes: Sequence[str],
                  made: bool = False) -> None:
         self._made, self._path = made, path
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        other = os.path.exists(path) and not os.path.isfile(path)  # a pipe or a device
+        flags = os.O_APPEND | os.O_CLOEXEC | (os.O_WRONLY if other else os.O_RDWR)
         self._fd = os.open(path, flags if made else flags | os.O_CREAT, 0o644)
+        self._file = stat.S_ISREG(os.fstat(self._fd).st_mode)
         if not made:
-            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+            if self._file:
                 lock(self._fd)
                 os.ftruncate(self._fd, 0)
             self._write({"record": FORMAT, **header, "nodes": list(nodes)})
@@ -153,8 +155,10 @@ class Journal:
         if self._made:
             return
         end = {"parameters_sha256": parameters_sha256, "seconds": trace.seconds}
-        if stat.S_ISREG(os.fstat(self._fd).st_mode):  # nothing else can be read again
-            end["sha256"] = _digest([row for _, row in _whole_lines(self._path)])
+        if self._file:  # nothing else can be read again, nor by its name if somebody has removed it
+            with open(os.dup(self._fd), "rb") as file:
+                file.seek(0)
+                end["sha256"] = _digest([row for _, row in _whole_lines(self._path, file.read())])
         self._write({"end": end})
         self.sync()
 
@@ -201,9 +205,9 @@ def _pieces(row: bytes) -> tuple[list[bytes], bytes]:
     return found, row[begin:]
 
 
-def _whole_lines(path: str | Path) -> list[tuple[int, bytes]]:
+def _whole_lines(path: str | Path, data: bytes) -> list[tuple[int, bytes]]:
     """The whole lines of a record with their numbers in the file; raises for an altered line."""
-    rows, found = Path(path).read_bytes().split(b"\n"), list[tuple[int, bytes]]()
+    rows, found = data.split(b"\n"), list[tuple[int, bytes]]()
     if len(rows) == 1 and not rows[0].startswith(b"{"):
         raise ReplayError(f"{path}: not a record; {ADVICE}")
     for number, row in enumerate(rows, 1):
@@ -232,7 +236,7 @@ def value_of(row: bytes) -> Any:
 
 def read(path: str | Path) -> Record:
     """Read a record file, skipping lines that a death has cut, at its end or between others."""
-    lines = _whole_lines(path)
+    lines = _whole_lines(path, Path(path).read_bytes())
     try:
         values = [(number, value_of(row)) for number, row in lines]
     except ValueError as error:

@@ -3,6 +3,7 @@ costs no result, and hides no death."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import signal
@@ -120,6 +121,34 @@ def test_a_blocked_signal_ends_a_process_all_the_same():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def test_a_process_gets_the_error_of_a_lost_connection_although_its_host_dies_of_it():
+    """SIGPIPE would end a process that is not to blame."""
+    def asks(x, rank, t):
+        if signal.getsignal(signal.SIGPIPE) != signal.SIG_IGN:
+            raise ArithmeticError("SIGPIPE is not ignored")
+        return x
+
+    before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        assert run(partial(exchange, n=1, steps=2, gradient=asks)).values
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+
+
+def in_pool(_):
+    try:
+        refsgd.run("bsp", runtime="processes", **SMALL)
+    except RunFailed as error:
+        return str(error)
+
+
+def test_a_process_of_a_pool_is_told_that_it_may_start_none():
+    """Daemons of multiprocessing have no children."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        (said,) = pool.map(in_pool, [0])
+    assert said.endswith("may start no processes; expected concurrent.futures.ProcessPoolExecutor, or the simulator")
+
+
 DAEMON = """
 import os, sys
 import refsgd
@@ -163,15 +192,18 @@ def test_a_limit_of_file_sizes_is_one_line(capfd):
     assert "File too large: no room for its result; expected more memory, or files without a limit: ulimit -f" in said
 
 
-def test_a_limit_of_memory_under_which_libraries_never_load_is_one_line():
-    """OpenBLAS asks for memory again and again."""
+@pytest.mark.parametrize(("kind", "mebibytes", "says"), [
+    (resource.RLIMIT_AS, 400, "the address space of this process is limited to 0.42 GB; expected at least 0.8 GB, "
+                              "which numpy, scipy and numba need: ulimit -v unlimited"),
+    (resource.RLIMIT_DATA, 200, "the data of this process is limited to 0.21 GB; expected at least 0.3 GB, "
+                                "which numpy, scipy and numba need: ulimit -d unlimited")])
+def test_a_limit_of_memory_under_which_libraries_never_load_is_one_line(kind, mebibytes, says):
+    """OpenBLAS asks for memory again and again, or interrupts the process."""
     began = time.monotonic()
     found = subprocess.run([sys.executable, "-m", "refsgd.cli", "run", "bsp", "--steps", "3"], timeout=60,
                            capture_output=True, text=True,
-                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (400_000 << 10, -1)))
-    assert (found.returncode, found.stdout, found.stderr) == (
-        2, "", "refsgd: the address space of this process is limited to 0.41 GB; expected at least 0.8 GB, "
-               "which numpy, scipy and numba need: ulimit -v unlimited\n")
+                           preexec_fn=lambda: resource.setrlimit(kind, (mebibytes << 20, -1)))
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", f"refsgd: {says}\n")
     assert time.monotonic() - began < 20.0
 
 

@@ -292,6 +292,15 @@ def test_a_file_that_another_run_writes_is_refused_and_left_alone(first, second,
     assert refsgd.run("bsp", **few | second).measured["updates"] == 5
 
 
+def test_a_record_that_somebody_removes_costs_no_result(tmp_path):
+    """Its end is written to what the run has open."""
+    path, experiment = tmp_path / "record", prepare("asp", steps=4, **SMALL)
+    with recording(experiment, "processes", path) as journal:
+        run = processes.run(experiment.deploy, journal=journal)
+        path.unlink()
+        journal.finish(run.trace, "0" * 64)
+
+
 def test_of_two_commands_with_one_record_the_second_is_refused(tmp_path, capsys):
     """At once, also while the first one's processes are ending."""
     record = tmp_path / "record"

@@ -18,7 +18,8 @@ from refsgd.problems import Problem
 #: starting a process takes about 0.1 s of a core
 PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}
 TASKS = 4  #: a process and its threads
-ADDRESSES = 800_000_000  #: bytes of address space that the libraries need on two cores
+#: bytes that the libraries need on two cores, by the name of the limit
+MEMORY = {"AS": ("address space", 800_000_000, "v"), "DATA": ("data", 300_000_000, "d")}
 #: seconds of the effects of one simulated iteration; seconds from which a run's length is announced
 STEP, LONG = 2e-4, 30.0
 #: share of a core's time that real computing may take; shortest compute time that can be paced well [s]
@@ -31,11 +32,12 @@ def check_address_space() -> None:
     with suppress(ImportError):
         import resource
 
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY and limit < ADDRESSES:
-            raise Usage(f"the address space of this process is limited to {limit / 1e9:.2g} GB; expected at "
-                        f"least {ADDRESSES / 1e9:.2g} GB, which numpy, scipy and numba need: "
-                        "ulimit -v unlimited")
+        for kind, (what, least, option) in MEMORY.items():
+            limit = resource.getrlimit(getattr(resource, f"RLIMIT_{kind}"))[0]
+            if limit != resource.RLIM_INFINITY and limit < least:
+                raise Usage(f"the {what} of this process is limited to {limit / 1e9:.2g} GB; expected at "
+                            f"least {least / 1e9:.2g} GB, which numpy, scipy and numba need: ulimit "
+                            f"-{option} unlimited")
 
 
 def usable_cores() -> float:

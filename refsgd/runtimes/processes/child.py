@@ -30,6 +30,7 @@ def live(launch: Launch, process: str, parent: int) -> None:
     # even if the parent ignores or blocks them, as in the background
     for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(other, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # a lost connection is another's death
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before prctl

@@ -6,6 +6,7 @@ is over; a process that loses a connection waits for that decision.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -41,6 +42,9 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     """Run a deployment as OS processes of this machine, paced to `machine`."""
     if not can_fork():
         raise RunFailed(f"{NO_FORK}: use WSL, or --runtime simulator")
+    if multiprocessing.current_process().daemon:
+        raise RunFailed("a daemon of multiprocessing, as the processes of a Pool are, may start no processes;"
+                        " expected concurrent.futures.ProcessPoolExecutor, or the simulator")
     if transport not in TRANSPORTS:
         raise ValueError(f"transport {transport!r}; expected one of {', '.join(TRANSPORTS)}")
     if on_death not in POLICIES:
