@@ -4,10 +4,10 @@ An algorithm is a few generator programs that yield effects; the same text is st
 time, and run as real OS processes, with closed-form models next to the measurement.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
-
+from refsgd._version import __version__
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.compare import Comparison, compare
@@ -17,20 +17,23 @@ from refsgd.experiment.run import replay, run
 from refsgd.problems import Problem
 
 if TYPE_CHECKING:
-    from refsgd.experiment.stepper import Stepper
+    from refsgd.display.player.stepper import Stepper
+    from refsgd.display.result import player, plot
 
-__all__ = ["Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict",
-           "replay", "run"]
+__all__ = ["Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "__version__", "compare",
+           "player", "plot", "predict", "replay", "run"]
+
+#: what is shown is loaded when it is first used
+LATER = {"Stepper": "refsgd.display.player.stepper", "player": "refsgd.display.result",
+         "plot": "refsgd.display.result"}
 
 
 def __getattr__(name: str) -> Any:
-    """`Stepper` is loaded when it is first used."""
-    if name == "Stepper":
-        from refsgd.experiment.stepper import Stepper
-
-        return Stepper
+    """`Stepper`, `player` and `plot`, from the room of display."""
+    if name in LATER:
+        return getattr(import_module(LATER[name]), name)
     raise AttributeError(f"module 'refsgd' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), "Stepper"})
+    return sorted({*globals(), *LATER})

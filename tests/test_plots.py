@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import refsgd
 from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.display import plots
-from refsgd.experiment.result import PLOTS
+from refsgd.display.result import PLOTS
 from refsgd.experiment.sweep import sweep
 from refsgd.trace import Computed
 from tests.test_links import Paused, deployment

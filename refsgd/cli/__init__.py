@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-from refsgd import __version__
+from refsgd._version import __version__
 from refsgd.cli import (
     advise,
     calibrate,

@@ -186,9 +186,9 @@ def tell(text: str, indent: int = 0) -> None:
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
     """Output a run's JSON, trace, player and plot, as the options request, and its summary."""
     def player() -> str:
-        from refsgd.display.player import LIMIT
+        import refsgd
 
-        return result.player(limit=LIMIT).html
+        return refsgd.player(result).html
 
     def trace() -> str:
         assert result.trace is not None

@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from refsgd.cli.options import exchange_given, own_given, small_case
 from refsgd.cli.outputs import deliver, failure
+from refsgd.display.player.stepper import Stepper
 from refsgd.experiment.prepare import Usage
-from refsgd.experiment.stepper import Stepper
 
 KEYS = """  number  let this action happen        Enter  the first one
   b       one action back               u      until the next update

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from refsgd import __version__
+from refsgd._version import __version__
 from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted

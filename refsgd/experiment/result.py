@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from refsgd import __version__
+from refsgd._version import __version__
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted, written
 from refsgd.effects import Array, Factory
@@ -22,16 +22,7 @@ from refsgd.experiment.memory import in_words
 from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace, joined
 from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, infinities, json_text, misfit
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from refsgd.display.player import Player
-
 FORMAT = 1  #: version of the JSON format
-#: pictures that `Result.plot` draws, and whether from the trace
-PLOTS = {"accuracy_against_time": False, "accuracy_against_updates": False, "idle_by_cause": False,
-         "staleness_histogram": False, "timeline": True, "layers": True, "staleness_over_time": True,
-         "communication": True, "replica_spread": False}
 # NaN and infinity, too, as Python writes them
 _REAL = Kind("a number", lambda value: NUMBER.fits(value) or type(value) is float)
 _FINITE = Kind('a number, null, "inf" or "-inf"',
@@ -293,72 +284,43 @@ class Result:
             lines.append("resources  " + "; ".join(used))
         return "\n".join(lines)
 
-    def player(self, path: str | Path | None = None, *, events: tuple[int, int] | None = None,
-               limit: int = 500) -> Player:
-        """The run in the step player: a self-contained HTML page that steps forwards and backwards and
-        highlights the programs' lines.
+    def player(self, path: str | Path | None = None, **window: Any) -> Any:
+        """`refsgd.player` of this result: a page that steps forwards and backwards through the run.
 
         Parameters
         ----------
         path : path, optional
             Also write the page there.
-        events : (int, int), optional
-            Show the events first, ..., last - 1.
-        limit : int
-            Number of events to show from the start if `events` is not given.
+        **window
+            Its `events` or `limit`.
 
         Returns
         -------
-        Player
-            Displayed by notebooks; ``.html`` is the document.
-
-        Raises
-        ------
-        ValueError
-            For a result read from JSON, which has no trace, or for events outside the run.
+        refsgd.display.player.Player
         """
-        from refsgd.display.player import Player, player_html
+        import refsgd
 
-        if self.trace is None:
-            raise ValueError("a result read from JSON has no trace; expected one that run() or replay() "
-                             "returned")
-        name = f"{self.label}: {counted(self.workers, 'worker')}, {self.runtime}, seed {self.seed}"
-        found = Player(player_html(self.trace, self.deploy, name=name, events=events, limit=limit))
-        if path is not None:
-            found.save(path)
-        return found
+        return refsgd.player(self, path, **window)
 
-    def plot(self, kind: str, ax: Axes | None = None, **options: Any) -> Axes:
-        """Draw one of the pictures of `refsgd.display.plots` for this run.
+    def plot(self, kind: str, ax: Any = None, **options: Any) -> Any:
+        """`refsgd.plot` of this result.
 
         Parameters
         ----------
         kind : str
-            A key of `PLOTS`, e.g. "timeline", "idle_by_cause", "staleness_over_time".
+            Such as "timeline", "idle_by_cause", "staleness_over_time".
         ax : Axes, optional
             Where to draw; by default on pyplot's current axes, which notebooks show.
         **options
-            Of the function of that name, e.g. ``end=0.2, causes=True`` of `refsgd.display.plots.timeline`.
+            Of the picture.
 
         Returns
         -------
         matplotlib.axes.Axes
-
-        Raises
-        ------
-        ValueError
-            For an unknown kind, or if the picture needs a trace and the result was read from JSON.
         """
-        if kind not in PLOTS:
-            raise ValueError(f"plot {kind!r}; expected one of {', '.join(PLOTS)}")
-        from refsgd.display import plots
+        import refsgd
 
-        of_trace = PLOTS[kind]
-        if of_trace and self.trace is None:
-            raise ValueError(f"plot {kind!r} of a result read from JSON, which has no trace; expected one "
-                             "that run() or replay() returned")
-        drawn: Axes = getattr(plots, kind)(self.trace if of_trace else {self.algorithm: self}, ax, **options)
-        return drawn
+        return refsgd.plot(self, kind, ax, **options)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"

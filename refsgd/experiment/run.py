@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from refsgd import __version__
+from refsgd._version import __version__
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from refsgd.display.player import Player
-from refsgd.experiment.stepper import Stepper
+from refsgd.display.player.stepper import Stepper
 from tests.player.pages import frames_at, line_at, page
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")

@@ -387,7 +387,7 @@ def test_where_of_simulator_and_world_are_the_same():
 
 def test_importing_the_library_does_not_load_the_stepper():
     code = (
-        "import sys, refsgd; assert 'refsgd.experiment.stepper' not in sys.modules; assert 'Stepper' in "
+        "import sys, refsgd; assert 'refsgd.display.player.stepper' not in sys.modules; assert 'Stepper' in "
         "refsgd.__all__; refsgd.Stepper('bsp'); "
             "print(sorted({'numba', 'matplotlib', 'rich'} & set(sys.modules)))")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,

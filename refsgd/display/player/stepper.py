@@ -12,9 +12,13 @@ import linecache
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from refsgd.cluster.units import counted
+from refsgd.display.player import Player, player_html
+from refsgd.display.player.listing import title
+from refsgd.display.player.states import action_in_words, called, follow, rank, shown
+from refsgd.display.player.why import Why
 from refsgd.experiment.functions import Algorithm
 from refsgd.experiment.options.batches import text_of, weights_of
 from refsgd.experiment.prepare import Usage, prepare
@@ -23,9 +27,6 @@ from refsgd.runtimes.programs import Where
 from refsgd.runtimes.world import BEGIN, Action, Stuck, World
 from refsgd.trace import Event, Marked, Trace
 from refsgd.trace.diagram import diagram, words
-
-if TYPE_CHECKING:
-    from refsgd.display.player import Player
 
 Grain = Literal["effect", "decision"]
 WIDTH = 100  #: columns of what is printed of programs
@@ -37,9 +38,6 @@ class Places(list[Where]):
     """Where each program is paused and why it waits, as a list that prints readably."""
 
     def __repr__(self) -> str:
-        from refsgd.display.player.listing import title
-        from refsgd.display.player.states import rank, shown
-
         lines = []
         for w in self:
             lines += wrap(w.why, WIDTH, subsequent_indent="    ")
@@ -228,16 +226,11 @@ class Stepper:
 
     def actions(self) -> list[str]:
         """The enabled actions in words; `choose` takes the index."""
-        from refsgd.display.player.states import action_in_words
-
         return [action_in_words(self.world, action) for action in self._enabled]
 
     def where(self) -> list[Where]:
         """Each program's line, the effect it waits for, its local variables, and a sentence (`why`) on what
         it does or why it waits."""
-        from refsgd.display.player.states import called, follow
-        from refsgd.display.player.why import Why
-
         now, tasks = len(self.events), self.world.all_tasks
         why = Why(self.trace(), follow(self.trace(), self.deploy, 0, now), self._arrived())
         return Places(w._replace(why=why.sentence(w.node, w.program, now) if task.effect is not BEGIN
@@ -247,8 +240,6 @@ class Stepper:
     def source(self, node: str | None = None, around: int = 5) -> str:
         """The current line of the main program of `node`, by default of the program that acted last, marked
         by an arrow, with `around` lines before and after it; raises ValueError if there is no such node."""
-        from refsgd.display.player.states import called
-
         last = self.events[-1] if node is None and self.events else None
         key = (last.node, last.program) if last else (node or self.world.nodes[0], 0)
         w = next((w for w in self.world.where() if (w.node, w.program) == key), None)
@@ -276,8 +267,6 @@ class Stepper:
 
     def player(self, path: str | Path | None = None) -> Player:
         """The events so far in the step player, opened at the end; also written to `path` if one is given."""
-        from refsgd.display.player import Player, player_html
-
         actions = [(f".choose({i})", said) for i, said in enumerate(self.actions())]
         if self.deadlock:
             actions = [(".back()", f"nothing: {self.deadlock}")]
