@@ -16,7 +16,7 @@ from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.display import plots
 from refsgd.display.result import PLOTS
 from refsgd.experiment.sweep import sweep
-from refsgd.trace import Computed
+from refsgd.trace import Computed, Sent, taken
 from tests.test_links import Paused, deployment
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
@@ -398,6 +398,21 @@ def test_pieces_parts_and_codecs_have_names_in_the_exported_trace(by_layer):
     found = json.loads(by_layer.trace.to_chrome())["traceEvents"]
     assert {"forward", "forward 1", "backward 0", "codec", "update"} <= {e["name"] for e in found}
     assert {f"Push of part {k}" for k in range(4)} <= {e["name"] for e in found if e["ph"] == "s"}
+
+
+@pytest.mark.parametrize("algorithm", CATALOGUE)
+def test_each_message_is_an_arrow_of_the_exported_trace_between_its_programs(algorithm):
+    """Perfetto drops an arrow whose id is not a number, and one that ends where no program runs."""
+    trace = refsgd.run(algorithm, data="quadratic", workers=4, steps=6, evaluations=0).trace
+    pid, ends = {n: i for i, n in enumerate(trace.nodes)}, {"s": {}, "f": {}}
+    for e in json.loads(trace.to_chrome())["traceEvents"]:
+        if e["ph"] in ends:
+            assert type(e["id"]) is int and e["id"] not in ends[e["ph"]]
+            ends[e["ph"]][e["id"]] = e["pid"], e["tid"], e["ts"]
+    sent = {(e.node, e.to, e.number): (pid[e.node], e.program, e.time * 1e6) for e in trace.of(Sent)}
+    taking = {taken(e): (pid[e.node], e.program, e.time * 1e6) for e in trace.events if taken(e)}
+    assert ends["s"].keys() == ends["f"].keys()
+    assert sorted((ends["s"][i], ends["f"][i]) for i in ends["f"]) == sorted((sent[m], taking[m]) for m in taking)
 
 
 def test_encoding_is_a_cause_of_waiting_of_its_own(by_layer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from refsgd.trace.events import Computed, Event, Marked, Received
+from refsgd.trace.events import Computed, Event, Marked, Received, Sent, taken
 from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:
@@ -40,10 +40,12 @@ def to_chrome(trace: Trace) -> str:
         elif isinstance(e, Marked):
             values = {k: v for k, v in e.values.items() if k != "x"}
             add("i", e.name, e, e.time, s="t", args=json.loads(json_text(values, default=str)))
-    for t in trace.transits:
-        part = trace.parts.get(t.to, trace.parts.get(t.src))
-        flow = {"cat": "message", "name": t.message if part is None else f"{t.message} of part {part}",
-                "id": f"{t.src}>{t.to}#{t.number}", "tid": 0, "args": {"bytes": t.nbytes}}
-        out.append({"ph": "s", "pid": pid[t.src], "ts": t.sent * 1e6, **flow})
-        out.append({"ph": "f", "bp": "e", "pid": pid[t.to], "ts": t.received * 1e6, **flow})
+    sent = {(e.node, e.to, e.number): e for e in trace.of(Sent)}
+    arrows = [(s, e) for e in trace.events if (s := sent.get(taken(e) or ("", "", 0))) is not None]
+    for i, (s, e) in enumerate(arrows):  # Perfetto drops an arrow whose id is not a number
+        part = trace.parts.get(e.node, trace.parts.get(s.node))
+        name = s.message if part is None else f"{s.message} of part {part}"
+        flow = {"cat": "message", "id": i, "args": {"bytes": s.nbytes}}
+        add("s", name, s, s.time, **flow)
+        add("f", name, e, e.time, bp="e", **flow)
     return json_text({"traceEvents": out, "displayTimeUnit": "ms"}, indent=None)
