@@ -6,10 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from refsgd import Machine, Result, replay, run
+from refsgd import Machine, Result, compare, replay, run
+from refsgd.display import plots
+from refsgd.display.tables import comparison_table, sentences
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import parameters_sha256
-from refsgd.problems import quadratic
+from refsgd.problems import classification, quadratic
+from refsgd.problems.data import synthetic
+from refsgd.problems.nn.layers import BatchNorm, Flatten, Linear
+from refsgd.problems.nn.net import Net
 from refsgd.trace import Added, Marked
 
 SPEEDS = (1, 1, 1, 0.25)
@@ -129,3 +134,30 @@ def test_each_row_is_of_the_newest_that_each_node_had(algorithm, options):
         applied = [sum(e.values.get("images", 0) for e in trace.of(Marked, n) if e.time <= seconds) for n in trace.nodes]
         together = algorithm != "easgd" and (servers or algorithm == "zero")  # each part has all gradients
         assert images == (max(applied) if together else sum(applied))
+
+
+@pytest.mark.parametrize(("train", "partial", "held", "norm", "samples"), [
+    (2000, {}, 0, False, {}),
+    (2001, {}, 0, False, {"train": "the first 2000 of 2001 training images"}),
+    (400, {"train": "400 of 900 training images", "test": "the first 50 of 90 test images"}, 0, False,
+     {"train": "400 of 900 training images", "test": "the first 50 of 90 test images"}),
+    (1000, {}, 0.1, False, {"validation": "100 of 1000 training images, held back"}),
+    (500, {}, 0, True, {}),
+    (501, {}, 0, True, {"batch norm's statistics": "the first 500 of 501 training images"})])
+def test_a_figure_of_a_sample_says_so_wherever_it_is_shown(train, partial, held, norm, samples):
+    data = replace(synthetic((4, 4, 1), train=train, test=50), partial=partial).hold_back(held)
+    net = Net("net", [Flatten(), *[BatchNorm()] * norm, Linear(10)], (4, 4, 1))
+    problem = classification(data, net, 2, 20)
+    arguments = {"workers": 2, "steps": 4, "lr": 0.01, "machine": Machine(compute="fixed(0.01)")}
+    result = run("bsp", problem, **arguments)
+    assert Result.from_json(result.to_json()).problem["samples"] == samples
+    for text in samples.values():
+        assert result.summary().count(text) == 1
+    compared = compare(["bsp", "asp"], problem=problem, runtime="simulator", **arguments)
+    caption = str(comparison_table(compared).caption)
+    assert all(caption.count(text) == 1 for text in samples.values())
+    shown = [plots.accuracy_against_time({"bsp": result}).get_ylabel(), " ".join(sentences(compared))]
+    assert [samples.get("test", "") in text and ("(the first" in text) == ("test" in samples) for text in shown] == [True] * 2
+    for part in ("train", "test") if not samples else ():
+        images, labels = getattr(data, f"{part}_images"), getattr(data, f"{part}_labels")
+        assert problem.accuracy(problem.x0, part) == net.loss_and_accuracy(problem.x0, images, labels, data.train_images)[1]

@@ -15,7 +15,7 @@ from refsgd.cluster.prices import mean_gradient
 from refsgd.cluster.units import counted
 from refsgd.experiment.compare import HARD, Comparison, Row
 from refsgd.experiment.evaluation import flat
-from refsgd.experiment.result import Result
+from refsgd.experiment.result import Result, samples_of
 from refsgd.experiment.sweep import Sweep
 from refsgd.theory.prediction import STANDARD_ERROR
 
@@ -176,7 +176,9 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
     table.caption = " ".join([
         "predicted: by formula; simulated: in virtual time" + "; measured: on OS processes" * real + ".",
         "~ approximation, ± standard error, if visible at this precision, ≤ ≥ bound.",
-        *(MEANING[str(c.header)] for c in table.columns if c.header in MEANING)])
+        *(MEANING[str(c.header)] for c in table.columns if c.header in MEANING),
+        *dict.fromkeys(f"{each[0].upper()}{each[1:]}." for r in comparison.results.values()
+                       for each in samples_of(r.problem))])
     return table
 
 
@@ -258,7 +260,9 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
         times = {name: t for name, r in seen.items() if r.accuracy and (t := time_to(r, goal)) is not None}
         first, *others = sorted(times, key=times.__getitem__)
         shown = others if len(others) < 9 else [*others[:3], others[-1]]
-        out.append(f"{first} reaches {goal:.0%} test accuracy {'first, ' * bool(others)}after "
+        sample = seen[first].problem.get("samples", {}).get("test")
+        out.append(f"{first} reaches {goal:.0%} test accuracy {f'({sample}) ' * bool(sample)}"
+                   f"{'first, ' * bool(others)}after "
                    f"{times[first]:.2f} s" + "".join(f"; {a} after {times[a]:.2f} s" for a in shown) + ".")
     return out
 

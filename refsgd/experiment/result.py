@@ -141,6 +141,13 @@ class WhenAsked(Mapping[str, Any]):
         return repr(self._values)
 
 
+def samples_of(problem: Mapping[str, Any]) -> list[str]:
+    """What a problem says of figures that are of a sample only, e.g. ``train and loss: the first 2000 of
+    60000 training images``."""
+    return [f"{'train and loss' if part == 'train' else part}: {sample}"
+            for part, sample in problem.get("samples", {}).items()]
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of one run.
@@ -260,6 +267,7 @@ class Result:
         if self.accuracy:
             shown = ", ".join(f"{part} {share:.1%}" for part, share in sorted(self.accuracy.items()))
             lines.append(f"accuracy   {shown}, loss {self.loss:.4f}")
+            lines += [f"           {each}" for each in samples_of(self.problem)]
         elif self.parameters_sha256:
             lines.append(f"loss       {self.loss:.6g}")
         if "not_finite" in m:

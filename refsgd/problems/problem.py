@@ -14,6 +14,8 @@ from refsgd.effects import Array
 from refsgd.problems.chain import Chain, Rows, Stage, stages_of, whole
 from refsgd.problems.layers import LayerByLayer, Layers, Steps, by_work, equal
 
+NORMED = 500  #: most training images of which batch norm takes its statistics in an evaluation
+
 
 def one_image(rank: int, t: int) -> int:
     """1: equal weights of all gradients."""
@@ -55,7 +57,8 @@ class Problem:
         full gradient (the mean over workers; without it ``images(rank, 0)``), and "batches", one number for
         each worker, where they differ: they are `images` if that is not given; "workers", the only number of
         workers that a run may have (any); "steps_per_epoch" (100), after which formulas take `images` and
-        `work` to repeat.
+        `work` to repeat; "samples", in words, of which images "train", "test" and "validation" figures are,
+        where these are not all of them.
 
     Examples
     --------
@@ -219,18 +222,34 @@ def _named(rank: int, t: int) -> Iterator[None]:
                                  "diverged, lower the learning rate (--lr) or the momentum") from None
 
 
+def _normalises(net: Any) -> bool:
+    """Whether a net has batch norm."""
+    from refsgd.problems.nn.layers import BatchNorm
+
+    return any(isinstance(leaf.layer, BatchNorm) for leaf in net.leaves)
+
+
+def _samples(data: Any, net: Any, most: int) -> dict[str, str]:
+    """The images of which each figure is, in words, where they are not all of the published part."""
+    train, found = len(data.train_labels), dict[str, str](getattr(data, "partial", {}))
+    if train > most:
+        found["train"] = f"the first {most} of {train} training images"
+    if (held := getattr(data, "validation", None)) is not None:
+        found["validation"] = f"{len(held[1])} of {train + len(held[1])} training images, held back"
+    if _normalises(net) and train > NORMED:
+        found["batch norm's statistics"] = f"the first {NORMED} of {train} training images"
+    return found
+
+
 def _evaluation(data: Any, net: Any, most: int) -> Callable[[Array, str], tuple[float, float]]:
     """Loss and accuracy on a part of the data, of which at most this many training images count; those of the
     last parameters are kept."""
-    from refsgd.problems.nn.layers import BatchNorm
-
     sets = {"train": (data.train_images[:most], data.train_labels[:most]),
             "test": (data.test_images, data.test_labels)}
     if (held := getattr(data, "validation", None)) is not None:
         sets["validation"] = held
     # batch norm has no running state: its statistics are taken from these, once for all parts
-    sample = data.train_images[:500]
-    normed = any(isinstance(leaf.layer, BatchNorm) for leaf in net.leaves)
+    sample, normed = data.train_images[:NORMED], _normalises(net)
     known = dict[bytes, dict[str, tuple[float, float]]]()  # by a hash of the parameters
 
     def evaluated(x: Array, part: str) -> tuple[float, float]:
@@ -265,7 +284,7 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     by_label : bool
         Shards sorted by label instead of identically distributed ones.
     evaluate : int
-        Most training images used for a loss or an accuracy.
+        Most training images used for a loss or an accuracy: the first ones.  `describe` names the "samples".
 
     Returns
     -------
@@ -299,7 +318,8 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     def work(rank: int, t: int) -> float:
         return float(net.work(images(rank, t)))
 
-    evaluated, held = _evaluation(data, net, evaluate), getattr(data, "validation", None)
+    evaluated, samples = _evaluation(data, net, evaluate), _samples(data, net, evaluate)
+    held = getattr(data, "validation", None)
 
     def loss(x: Array) -> float:
         return float(evaluated(x, "train")[0])
@@ -325,6 +345,6 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                    {"data": data.name, "net": net.name, "parameters": net.parameters,
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
-                    **({"validation": len(held[1])} if held is not None else {}),
+                    **({"validation": len(held[1])} if held is not None else {}), "samples": samples,
                     "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"},
                    work, layers, chain=chain)

@@ -32,7 +32,8 @@ def _curves(results: Mapping[str, Result], ax: Axes | None, column: int, xlabel:
     for result, style in _styled(results):
         values = [100 * h[4] if result.accuracy else h[3] for h in result.history]
         ax.plot([h[column] for h in result.history], values, marker="o", markersize=2.5, **style)
-        ylabel = "test accuracy, %" if result.accuracy else "loss"
+        sample = result.problem.get("samples", {}).get("test")
+        ylabel = "test accuracy, %" + (f" ({sample})" if sample else "") if result.accuracy else "loss"
     return with_labels(ax, xlabel, ylabel)
 
 

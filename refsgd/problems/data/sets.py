@@ -3,7 +3,8 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +51,8 @@ class Dataset:
     train_labels, test_labels : int64, shape (n,)
         0 to classes - 1.
     classes : int
-    note : str
-        Missing parts of the published set, if any.
+    partial : mapping of str to str
+        What there is of the published images of "train" and "test", where some are missing.
     validation : (images, labels) or None
         Training images that `hold_back` has taken out of the training.
     """
@@ -62,8 +63,13 @@ class Dataset:
     test_images: NDArray[np.float32]
     test_labels: NDArray[np.int64]
     classes: int
-    note: str = ""
+    partial: Mapping[str, str] = field(default_factory=dict)
     validation: tuple[NDArray[np.float32], NDArray[np.int64]] | None = None
+
+    @property
+    def note(self) -> str:
+        """Missing parts of the published set, if any."""
+        return "; ".join(self.partial.values())
 
     def hold_back(self, share: float) -> Dataset:
         """The same set with a share of its training images, in [0, 1), for validation: the same ones for
@@ -226,14 +232,14 @@ def _load_cifar() -> Dataset:
     parts = [read_cifar(path, _CIFAR_RECORDS) for path in batches]
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     test_pixels, test_labels = read_cifar(test, records)
-    missing = []
+    partial = {}
     if len(batches) < 5:
-        missing.append(f"{len(labels)} of {5 * _CIFAR_RECORDS} training images")
+        partial["train"] = f"{len(labels)} of {5 * _CIFAR_RECORDS} training images"
     if records < _CIFAR_RECORDS:
-        missing.append(f"the first {records} of {_CIFAR_RECORDS} test images")
+        partial["test"] = f"the first {records} of {_CIFAR_RECORDS} test images"
     train, test_images = (_scaled(raw, _CIFAR_MEAN, _CIFAR_DEVIATION) for raw in (pixels, test_pixels))
     return Dataset("cifar10", train, labels.astype(np.int64), test_images, test_labels.astype(np.int64), 10,
-                   "; ".join(missing))
+                   partial)
 
 
 def synthetic(shape: tuple[int, int, int], classes: int = 10, train: int = 2000, test: int = 500,
