@@ -281,6 +281,10 @@ def test_at_most_64_parameter_vectors_are_kept_evenly(pace):
     assert np.ptp(np.diff(versions[:-1])) <= 1
 
 
+def test_a_run_without_marks_has_no_moments():
+    assert list(moments(Trace([], ["worker0"], 1.0), [])) == [] == Trace([], ["worker0"], 1.0).replica_spread
+
+
 @pytest.mark.parametrize("limit", [1, 5, 64])
 def test_nodes_of_any_speed_keep_what_they_had_at_common_moments(limit):
     """Each in a process of its own, so that nothing but their clocks is common."""

@@ -120,7 +120,7 @@ def moments(trace: Trace, marks: Iterable[Marked]) -> Iterator[Moment]:
     steps.sort(key=lambda step: step[:2])
     newest, count = dict[str, Any](), Counter[str]()
     ends = [*(time for time, *_ in steps[1:]), trace.seconds or len(steps)]
-    for (time, _, node, mark), end in zip(steps, ends, strict=True):
+    for (time, _, node, mark), end in zip(steps, ends):  # one more, if there are none
         if mark is None:
             newest.pop(node, None)
             nodes = [n for n in nodes if n != node]

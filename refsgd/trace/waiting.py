@@ -143,7 +143,7 @@ def _own(activity: Activity) -> str:
 
 
 class Wait(NamedTuple):
-    """A worker waits from `start` to `end` for `message`, or for its own update if that is None."""
+    """A worker waits from `start` to `end` for `message`; None: for its own update, or for others to end."""
 
     worker: str
     cause: str
@@ -152,16 +152,16 @@ class Wait(NamedTuple):
     message: Transit | None
 
 
-def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
-    """Every wait of every worker, and the idle seconds of each worker outside waits for messages."""
-    found, rest = list[Wait](), dict[str, float]()
-    history = _History(trace)
+def waits(trace: Trace) -> list[Wait]:
+    """Every wait of every worker, by cause: all of its life in which it computes no gradient.
+
+    Time outside waits for messages and own updates, above all after a worker's end, is straggling.
+    """
+    found, history = list[Wait](), _History(trace)
     for worker in trace.workers:
         busy = _union((a.start, a.end) for key, done in history.activities.items() if key[0] == worker
                       for a in done if a.work == "gradient")
-        starts = [a for a, _ in busy]
-        idle = trace.seconds * trace.attendance[worker] - sum(max(0.0, min(b, trace.seconds) - a)
-                                                              for a, b in busy)
+        starts, own = [a for a, _ in busy], list[Wait]()
         for activity in history.activities[worker, 0]:
             if activity.work == "gradient" or activity.end <= activity.start:
                 continue
@@ -169,24 +169,20 @@ def waits(trace: Trace) -> tuple[list[Wait], dict[str, float]]:
             free = _outside(near, activity.start, min(activity.end, trace.seconds))
             pieces = (explain(history, worker, activity) if activity.message
                       else [(activity.start, activity.end, _own(activity))])
-            for cause, lo, hi in _charge(free, pieces):
-                found.append(Wait(worker, cause, lo, hi, activity.message))
-                idle -= hi - lo
-        rest[worker] = max(0.0, idle)
-    return found, rest
+            own += [Wait(worker, cause, lo, hi, activity.message) for cause, lo, hi in _charge(free, pieces)]
+        known = _union([*busy, *((wait.start, wait.end) for wait in own)])
+        rest = _outside(known, 0.0, trace.seconds * trace.attendance[worker])
+        found += own + [Wait(worker, "straggling", lo, hi, None) for lo, hi in rest]
+    return found
 
 
 def waiting_by_cause(trace: Trace) -> dict[str, float]:
-    """Share of the workers' lifetimes without computing gradients, by cause; idle ends are straggling."""
+    """Share of the workers' lifetimes without computing gradients, by cause."""
     seconds = dict.fromkeys(CAUSES, 0.0)
     total = trace.seconds * sum(trace.attendance.values())
-    if not total:
-        return seconds
-    found, rest = waits(trace)
-    for wait in found:
-        seconds[wait.cause] += wait.end - wait.start
-    seconds["straggling"] += sum(rest.values())
-    return {cause: spent / total for cause, spent in seconds.items()}
+    for wait in waits(trace) if total else ():
+        seconds[wait.cause] += (wait.end - wait.start) / total
+    return seconds
 
 
 Interval = tuple[float, float]

@@ -43,7 +43,7 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int, links: 
         ax.set_axis_off()
         return set()
     window = iterations * max(results[name].measured["seconds_per_iteration"] for name in traces)
-    held = [w for trace in traces.values() for w in waits(trace)[0]
+    held = [w for trace in traces.values() for w in waits(trace)
             if w.cause == "slack" and w.end - w.start > 0.02 * window and w.worker in list(trace.nodes)[:12]]
     first = min(held, key=lambda w: w.end, default=None)
     start = max(0.0, first.start - 0.5 * window) if first and first.end > window else 0.0

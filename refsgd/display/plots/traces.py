@@ -46,7 +46,7 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
 
     ax.set_xlim(0, end - start)
     if causes:
-        for wait in waits(trace)[0]:
+        for wait in waits(trace):
             bar(wait.worker, wait.start, wait.end, CAUSE_COLORS[wait.cause])
     for e in trace.events:
         if isinstance(e, Computed):
@@ -142,7 +142,7 @@ def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
     """The causes visible in a timeline; ``update`` and ``codec`` also if only servers spend time on them."""
     end, nodes = trace.seconds if end is None else end, trace.nodes if nodes is None else nodes
     shown = dict.fromkeys(CAUSES, 0.0)
-    spans = [(wait.cause, wait.worker, wait.start, wait.end) for wait in waits(trace)[0]]
+    spans = [(wait.cause, wait.worker, wait.start, wait.end) for wait in waits(trace)]
     spans += [("codec" if e.work == "codec" else "update", e.node, e.start, e.time)
               for e in trace.of(Computed) if e.work != "gradient"]
     for cause, node, a, b in spans:
