@@ -409,7 +409,7 @@ def test_every_figure_names_its_formula(everything):
         assert all(p.formula or name.startswith("memory") for name, p in s.metrics.items()), s.name
 
 
-NAMED = ("dgx-8", "ipdps21-6x4-10g", "ipccc20-4vm", "racks-2x8", "ethernet-16")
+NAMED = ("dgx-8", "ipdps21-6x4-10g", "ipccc20-4vm", "racks-2x8", "ethernet-16", "laptop")
 
 
 @pytest.mark.parametrize("preset", [p if p in NAMED else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS])
@@ -458,6 +458,16 @@ def test_servers_are_placed_and_the_advice_says_where(machine, few, capsys):
     ({"compute": "3x 20ms; 40ms"}, (4, 1)), ({}, (8, 1))])
 def test_workers_fill_the_machine(machine, expected):
     assert filling(Machine(**machine)) == expected
+
+
+def test_a_pass_ends_with_the_workers_that_a_server_serves_last():
+    """Two workers have the server on their host, and six share its link, 6 s an iteration: a short run has the
+    pace of the six, not the mean of all."""
+    machine = Machine(compute="lognormal(0.1,0.1)", bandwidth=4e6, hosts="4x2", colocated=True)
+    (s,) = advise(machine, parameters=1_000_000, images=8 * 32 * 50, budget=3000,
+                  candidates=[Candidate("asp", {}, STALE)]).strategies
+    assert s.metrics["seconds"].kind == "simulated" and s.seconds == pytest.approx(50 * 6, rel=0.2)
+    assert s.figure("seconds_per_iteration") < 0.5
 
 
 def test_what_the_budget_leaves_out_is_named():

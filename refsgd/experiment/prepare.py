@@ -190,8 +190,8 @@ class Experiment:
         return replace(self, problem=problem, workers=workers, steps=steps,
                        sgd=replace(rule, schedule=lambda t: schedule(updates + t)))
 
-    def predictions(self) -> Figures:
-        """Closed forms for this experiment, and the reasons for missing ones."""
+    def formulas(self) -> Figures:
+        """What formulas say of this experiment, and the reasons for missing metrics."""
         from refsgd import theory
 
         facts = self.facts
@@ -210,7 +210,11 @@ class Experiment:
                                                                 self.workers, self.steps))
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
-        return memory.with_sizes(self, found)
+        return found
+
+    def predictions(self) -> Figures:
+        """Formulas with the memory of each role, and the reasons for missing metrics."""
+        return memory.with_sizes(self, self.formulas())
 
     def predicted(self) -> dict[str, Any]:
         """The predictions as JSON values."""

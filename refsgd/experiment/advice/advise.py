@@ -20,7 +20,7 @@ from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.problems.data import apportion
 from refsgd.trace.schema import json_text
 
-BUDGET = 150_000  #: simulated events, some seconds
+BUDGET = 120_000  #: simulated events, some seconds
 GAIN = 1.02  #: the factor by which another strategy must be faster to be preferred; below, formulas tie
 UNKNOWN = (
     "how many passes a strategy needs to reach an accuracy, and at which learning rate: no formula exists; "

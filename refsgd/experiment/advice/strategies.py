@@ -17,6 +17,7 @@ from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment.advice.budget import Budget, simulated
 from refsgd.experiment.advice.candidates import Candidate, Kind
 from refsgd.experiment.arguments import Usage
+from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.simulator import Simulator
@@ -140,7 +141,7 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
     owns = [prices.own(e.priced, i) for i in range(case.workers)]
     times = [own.mean for own in owns if isinstance(own, Distribution)]
     pace = found["seconds"].value / steps
-    if steps < e.steps and len(set(times)) == 1:
+    if steps < e.steps and len(set(times)) == 1 and not servers:  # these serve some workers faster than others
         pace = found["seconds_per_iteration"].value  # the end of a short run would count too much
     made = Strategy(
         c, c.name + f" K={'n' if c.beside else servers}" * bool(servers) + variant, case.workers,
@@ -198,10 +199,10 @@ def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
 def _figures(e: Experiment, c: Candidate, budget: Budget, limit: int, share: int) -> tuple[Figures, int]:
     """Metrics by formula where each node has links of its own; else, or without a formula, of simulated runs
     of the steps that are returned."""
-    if not (e.machine.hosts or e.machine.groups):
-        found = e.predictions()
-        if "seconds" in found and "idle_ratio" in found:
-            return found, e.steps
+    if not (e.machine.hosts or e.machine.groups):  # a recursion over shared links takes longer than a run
+        found = e.formulas()
+        if {"seconds", "seconds_per_iteration", "idle_ratio"} <= set(found):
+            return with_sizes(e, found), e.steps
     # a periodic exchange takes part in whole periods
     return simulated(e, int(c.options.get("period", 1)), budget, limit, share) or (Figures(), 0)
 
