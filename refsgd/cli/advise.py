@@ -73,8 +73,8 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--overlap", action=argparse.BooleanOptionalAction, default=True,
                    help="consider exchanges that overlap with the passes, in buckets of 25 MB or as P3, if "
                         "--net gives the size of each layer (default)")
-    p.add_argument("--budget", type=whole, default=120_000, metavar="EVENTS",
-                   help="events of simulated runs, for strategies without a formula (default 120000, "
+    p.add_argument("--budget", type=whole, default=150_000, metavar="EVENTS",
+                   help="events of simulated runs, for strategies without a formula (default 150000, "
                         "some seconds)")
     p.add_argument("--json", metavar="PATH",
                    help="write the advice as JSON; -: to standard output, and nothing else")

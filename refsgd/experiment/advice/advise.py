@@ -20,7 +20,7 @@ from refsgd.experiment.arguments import Usage, check_speeds, check_whole
 from refsgd.problems.data import apportion
 from refsgd.trace.schema import json_text
 
-BUDGET = 120_000  #: simulated events, some seconds
+BUDGET = 150_000  #: simulated events, some seconds
 GAIN = 1.02  #: the factor by which another strategy must be faster to be preferred; below, formulas tie
 UNKNOWN = (
     "how many passes a strategy needs to reach an accuracy, and at which learning rate: no formula exists; "
@@ -129,7 +129,7 @@ def _judged(pairs: Sequence[tuple[Candidate, Case]], q: Question,
     for at, (c, case) in enumerate(pairs):
         left, rest = budget.left, len(pairs) - at
         # the first, with which others are compared, may take more; precision comes after answers
-        limit = max(left // 6, left // rest) if at else 2 * left
+        limit = max(left // 4, left // rest) if at else 2 * left
         s = strategy(c, case, q, budget, limit, 2 * left // 3 // rest)
         budget.left = budget.left if at else max(budget.left, events // 2)
         if s is None:

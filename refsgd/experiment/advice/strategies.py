@@ -141,7 +141,7 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
     owns = [prices.own(e.priced, i) for i in range(case.workers)]
     times = [own.mean for own in owns if isinstance(own, Distribution)]
     pace = found["seconds"].value / steps
-    if steps < e.steps and len(set(times)) == 1 and not servers:  # these serve some workers faster than others
+    if steps < e.steps and len(set(times)) == 1 and not servers:  # which serve some workers faster
         pace = found["seconds_per_iteration"].value  # the end of a short run would count too much
     made = Strategy(
         c, c.name + f" K={'n' if c.beside else servers}" * bool(servers) + variant, case.workers,
