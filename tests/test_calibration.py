@@ -296,13 +296,3 @@ def test_a_preset_says_whose_times_it_has(capsys):
         [*flags,
          "64"]) == 0 and "machine das5-ethernet: its gradient times are for resnet50 at batch 32" in capsys.readouterr().err
     assert main([*flags, "32"]) == 0 and capsys.readouterr().err == ""
-
-
-def test_the_old_name_of_colocated_warns():
-    with pytest.warns(FutureWarning, match="collocated is now called colocated"):
-        machine = Machine(collocated=True)
-    assert machine == Machine(colocated=True) and "collocated" not in machine.to_json()
-    with pytest.warns(FutureWarning):
-        assert Machine.from_json({"collocated": True}).collocated
-    with pytest.warns(FutureWarning):
-        assert main(["predict", "bsp", "--data", "quadratic", "--collocated"]) == 0

@@ -102,7 +102,6 @@ def refuse(capsys, *arguments):
     (["compare", "--algorithms", "bsp,nope"], "algorithm 'nope' is unknown"),
     (["predict", "bsp", "--compute", "none"], "no formula covers"),
     (["ssp"], "ssp is an algorithm; did you mean: refsgd run ssp"),
-    (["study", "jia2020"], "in a checkout of the repository: python -m benchmarks.studies jia2020"),
     (["AD-PSGD", "--workers", "4"], "adpsgd is an algorithm; did you mean: refsgd run adpsgd"),
     (["run", "ssp", *SMALL, "--stalness", "3"],
      "run ssp has no option --stalness; did you mean --staleness?"),

@@ -59,12 +59,6 @@ def test_wrong_numbers_of_evaluations_are_refused(evaluations):
         run("asp", **SMALL, evaluations=evaluations)
 
 
-def test_the_earlier_name_still_works_and_warns():
-    """`looks`, for one release."""
-    with pytest.warns(FutureWarning, match="looks is now called evaluations"):
-        assert len(run("asp", **SMALL, looks=0).history) == 1
-
-
 def test_parameters_too_large_for_float32_have_a_hash_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -133,5 +134,41 @@ def test_links_without_a_unit_are_refused(option, capsys):
 
 def test_an_error_does_not_blame_the_file_for_an_option(file, capsys):
     path = file("a.toml", 'latency = "1ms"')
-    assert main(["run", "bsp", "--data", "quadratic", "--machine", path, "--hosts", "1x2"]) == 2
+    assert main(["run", "bsp", "--data", "quadratic", "--machine", path, "--hosts", "1x2", "--workers", "4"]) == 2
     assert capsys.readouterr().err.startswith("refsgd: hosts 1x2 have room for 2 workers")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("name", ["m.toml", "m.json"])
+def test_a_file_is_read_in_the_encoding_that_its_byte_order_mark_names(tmp_path, encoding, name):
+    path = tmp_path / name
+    text = "# J\u00fclich\r\nlatency = 0.25" if name == "m.toml" else '{\r\n"latency": 0.25}'
+    path.write_bytes(text.encode(encoding))
+    assert load_machine(str(path)).latency == 0.25
+
+
+@pytest.mark.parametrize(("content", "reason"), [
+    ("latency = 0.1".encode("utf-16-le"), "zero bytes, as UTF-16 without a byte order mark"),
+    ("# \xe9\nlatency = 0.1".encode("latin-1"), "'utf-8' codec can't decode")])
+def test_another_encoding_is_named(tmp_path, content, reason):
+    path = tmp_path / "m.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=reason):
+        load_machine(str(path))
+
+
+def test_only_some_regular_files_are_read(tmp_path):
+    """Neither pipes, which would be waited for, nor devices, nor huge files, nor ever more of them."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    (tmp_path / "large.toml").write_bytes(b"")
+    os.truncate(tmp_path / "large.toml", 1 << 40)
+    for further in ("pipe.toml", "large.toml", "/dev/zero"):
+        (tmp_path / "m.toml").write_text(f'include = "{further}"')
+        with pytest.raises(ValueError, match="not a regular file of at most 16 MiB"):
+            load_machine(str(tmp_path / "m.toml"))
+    for i in range(1500):
+        (tmp_path / f"{i}.toml").write_text(f'include = "{i + 1}.toml"')
+    (tmp_path / "1500.toml").write_text("latency = 0.25")
+    with pytest.raises(ValueError, match="17 files include one another; expected at most 16"):
+        load_machine(str(tmp_path / "0.toml"))
+    assert load_machine(str(tmp_path / "1485.toml")).latency == 0.25

@@ -82,7 +82,7 @@ def test_without_a_mistake_it_runs():
     ({"algorithm": "sspp"}, "algorithm 'sspp' is unknown; expected one of independent, sequential, "),
     ({"algorithm": "sspp"}, "; did you mean ssp?"),
     ({"algorithm": 3}, "algorithm 3 is unknown; expected one of"),
-    ({"runtime": "processes", "workers": 100_000, "problem": quadratic(d=4, workers=100_000)},
+    ({"runtime": "processes", "workers": 10_000, "problem": quadratic(d=4, workers=10_000)},
      "processes on "),
     ({"perod": 2}, "own has no option 'perod'; expected some of period; did you mean period?"),
     ({"worker": 2}, "own has no option 'worker'; expected some of period; did you mean workers?"),

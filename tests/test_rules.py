@@ -63,7 +63,7 @@ def test_servers_and_replicas_move_alike():
 
 @pytest.mark.parametrize(("name", "options", "scale"), [
     ("sequential", {}, 1), ("bsp", {}, 4), ("allreduce", {}, 4), ("backup-workers", {"backups": 1}, 3),
-    ("softsync", {"splitting": 2}, 2), ("softsync", {}, 4), ("staleness-aware", {}, 1), ("consgd", {}, 4),
+    ("softsync", {"splitting": 2}, 2), ("softsync", {}, 4), ("staleness-aware", {"splitting": 2}, 2), ("consgd", {}, 4),
     ("gpipe", {"stages": 2}, 2), ("dpsgd", {}, 4)])
 def test_linear_scaling_is_by_the_gradients_of_an_update(name, options, scale):
     assert prepare(name, lr=0.5, scale_lr=True, **SMALL, **options).sgd.lr == 0.5 * scale

@@ -102,8 +102,3 @@ def test_a_shape_only_net_needs_no_data_to_be_named():
 def test_a_shape_only_net_of_nothing_is_refused(wrong):
     with pytest.raises(ValueError, match="expected a whole number, at least 1"):
         shape_only(*wrong)
-
-
-def test_the_old_name_of_a_shape_only_net_warns():
-    with pytest.warns(FutureWarning, match="phantom:P is now called shapes:P"):
-        assert refsgd.run("bsp", net="phantom:1000", steps=2).problem["net"] == "shapes:1000"

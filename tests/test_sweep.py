@@ -66,15 +66,6 @@ def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
     assert main(["predict", "bsp", "--sweep", "workers=1:3", "--metric", "colour"]) == 2
 
 
-def test_the_old_name_of_the_metric_warns_for_one_release(capsys):
-    with pytest.warns(FutureWarning, match="figure is now called metric; the old name will be removed"):
-        found = sweep("bsp", "workers", (2, 4), figure="idle_ratio", machine=FAST)
-    assert found.metric == "idle_ratio" and found.to_dict()["figure"] == found.to_dict()["metric"]
-    with pytest.warns(FutureWarning, match="--figure is now called --metric"):
-        main(["predict", "bsp", "--sweep", "workers=1:2", "--figure", "idle_ratio", "--json", "-"])
-    assert json.loads(capsys.readouterr().out)["metric"] == "idle_ratio"
-
-
 def test_a_large_residual_is_explained_by_the_draws():
     machine = Machine(compute="lognormal(0.02,2)")
     row = refsgd.compare(["asp"], runtime="simulator", data="quadratic", steps=60, machine=machine,

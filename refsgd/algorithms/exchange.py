@@ -84,6 +84,9 @@ class Exchange:
         if self.layout == "layers":
             return found
         most = max(1, int(self.layout.partition(":")[2]) // 4)
+        if problem.x0.size / most > 100_000:
+            raise ValueError(f"layout {self.layout} of {problem.x0.size} parameters; expected at most 100000 "
+                             "parts: larger chunks")
         return [slice(a, min(a + most, part.stop)) for part in found
                 for a in range(part.start, part.stop, most)]
 

@@ -73,6 +73,10 @@ class Facts:
     layered: bool = False  #: whether gradients are always exchanged layer by layer
     codec: Callable[[Options], str] | None = None  #: the codec that is part of the algorithm
 
+    #: its own options that change nothing beside the others, with a number of workers and a momentum, and
+    #: what they need
+    needs: Callable[[Options, int, float], Mapping[str, str]] | None = None
+
     # update rule
     #: of one copy of the parameters in a run; None where that depends on the run
     updates: Callable[[int, int, Options], int | None] = each_step
@@ -80,7 +84,12 @@ class Facts:
     mean_of: Callable[[int, Options], int] | str = all_workers
     only_sgd: str = ""  #: why it takes no other rule
     not_lars: str = ""  #: why it takes no rule that needs whole layers
-    unscheduled: str = ""  #: why there is neither warm-up nor a cosine schedule
+    unscheduled: str = ""  #: why there is neither warm-up nor a schedule
+    minimises: bool = False  #: whether it goes to the minimum along coordinates of which that is known
+
+    # machine
+    silent: bool = False  #: whether no node sends a message
+    collective: bool = False  #: whether workers, or the replicas of a stage, add vectors in a collective
 
     # deaths
     lost: str = "velocities, residuals"  #: with a worker that dies while the others continue
@@ -163,8 +172,16 @@ SUMMED = Facts(
              "overlap both": "the next forward pass begins with the first layer, whose bucket is the last"})
 #: peers that exchange parameters
 REPLICAS = Facts(because={"": "it exchanges parameters, which are whole only after the update"})
+
+
+def replicated(options: Options, workers: int, momentum: float) -> Mapping[str, str]:
+    """Only replicas of a stage have a collective."""
+    alone = options["stages"] in (None, workers)
+    return {"collective": "more workers than stages: a stage of one replica has no peers"} if alone else {}
+
+
 #: the stages of a net
 STAGES = Facts(
     share="replica", because={"": "its stages exchange activations, and each updates its own parameters"},
     not_lars="the rule of a stage does not know where its layers end", unshared=PART, timeless=True,
-    holds="stages")
+    holds="stages", collective=True, needs=replicated)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import functools
+import logging
 import sys
 import traceback
 import warnings
@@ -107,6 +108,8 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
         args = parse()
         warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(
             f"refsgd: warning: {message}\n")  # type: ignore[assignment]
+        quiet = getattr(args, "quiet", False)
+        logging.getLogger("refsgd.tcp").setLevel(logging.ERROR if quiet else logging.NOTSET)
         check_outputs(args)
         check_address_space()
         args.do(args)

@@ -39,7 +39,7 @@ def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     model = p.add_argument_group("model")
     model.add_argument("--net", metavar="NAME", help="take sizes from a net, e.g. resnet50 (see refsgd list)")
-    model.add_argument("--image", default="224,224,3", metavar="H,W,C",
+    model.add_argument("--image", metavar="H,W,C",
                        help="size of the net's images (default 224,224,3)")
     model.add_argument("--parameters", type=whole, metavar="P", help="number of parameters, without --net")
     model.add_argument("--flops", type=float, metavar="F",
@@ -98,6 +98,8 @@ def _memory(text: str) -> float:
 def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
     """The model: description, parameters, FLOPs of an image's forward pass, bytes of its activations."""
     if args.net is None:
+        if args.image is not None:
+            raise Usage(f"--image {args.image} without --net; expected --net NAME, of images of this size")
         if args.parameters is None:
             raise Usage("no model; expected --net NAME, or --parameters and --flops")
         return (f"{args.parameters:,} parameters, {4 * args.parameters:,} bytes", args.parameters, args.flops,
@@ -109,8 +111,11 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
     from refsgd.problems.nn import nets
 
     check_net(args.net, ", or --parameters and --flops")
+    image = "224,224,3" if args.image is None else args.image
+    if not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4}){2}", image, re.ASCII):
+        raise Usage(f"--image {image}; expected height, width and channels, such as 224,224,3")
     try:
-        shape = tuple(int(part) for part in args.image.split(","))
+        shape = tuple(int(part) for part in image.split(","))
         classes = 1000 if prod(shape[:2]) > 4096 else 10
         net = nets.build(args.net, shape, classes=classes)
     except ValueError as error:

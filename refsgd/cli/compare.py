@@ -10,9 +10,10 @@ import argparse
 import re
 
 from refsgd.algorithms import CATALOGUE, COMPARED
+from refsgd.algorithms.facts import facts_of
 from refsgd.cli import outputs
 from refsgd.cli.options import arguments_of, common, number
-from refsgd.experiment.arguments import options_of
+from refsgd.experiment.arguments import options_of, plain
 from refsgd.experiment.compare import compare
 from refsgd.experiment.options.problems import DEFAULT_DATA
 from refsgd.experiment.prepare import Usage
@@ -25,7 +26,7 @@ def options(p: argparse.ArgumentParser) -> None:
     p.add_argument("--algorithms", default="seven", metavar="A,B,...",
                    help="seven (default: sequential and the seven of the IPDPS 2021 study), all, or a "
                         "list; with options of each: 'bsp; bsp overlap=both; mine.py:my_algorithm quorum=3'")
-    p.add_argument("--staleness", type=number, default=3,
+    p.add_argument("--staleness", type=number,
                    help="slack in clocks of ssp and others that have one (default 3)")
     p.add_argument("--no-hard", action="store_true",
                    help="leave out the second panel (8 workers, shards by label, simulated)")
@@ -42,8 +43,13 @@ def do(args: argparse.Namespace) -> None:
     names = groups.get(args.algorithms) or [a.strip() for a in listed if a.strip()]
     if not names:
         raise Usage("algorithms: none named; expected e.g. bsp,asp")
-    slack = {name: {"staleness": args.staleness} for name, function in CATALOGUE.items()
-             if "staleness" in options_of(function)}
+    slack = {name: {"staleness": 3 if args.staleness is None else args.staleness}
+             for name, function in CATALOGUE.items()
+             if "staleness" in options_of(function) and facts_of(function).gate is not None}
+    chosen = {plain(re.split(r"\s", name)[0]) for name in names}
+    if args.staleness is not None and not chosen & {*map(plain, slack)}:
+        raise Usage(f"--staleness {args.staleness} without an algorithm that has a slack; expected one of "
+                    + ", ".join(slack))
     arguments, printed = arguments_of(args), args.json != "-"
     args.plot = args.plot or (PICTURE if printed else None)
     args.json = args.json or "refsgd-compare.json"

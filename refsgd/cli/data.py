@@ -18,7 +18,7 @@ def options(p: argparse.ArgumentParser) -> None:
 
 def do(args: argparse.Namespace) -> None:
     """List the data sets, or fetch one."""
-    from refsgd.problems.data import fetch, load, status
+    from refsgd.problems.data import fetch, status
     from refsgd.problems.data.published import ADDRESSES
 
     if args.fetch:
@@ -33,5 +33,6 @@ def do(args: argparse.Namespace) -> None:
             where = f"not here; refsgd data {row.name} fetches it"
         else:
             where = f"{row.found} of {row.expected} files in {row.folder}"
-            where += "" if row.found == row.expected else f"; {load(row.name).note}"
+            if row.found < row.expected:
+                where = f"partial: {where}; {row.note}" if row.note else f"incomplete: {where}"
         tell(f"{row.name:14} {where}", 15)

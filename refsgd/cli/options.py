@@ -28,22 +28,11 @@ from refsgd.experiment.options.architectures import ARCHITECTURES, named
 from refsgd.experiment.options.problems import default_net
 from refsgd.experiment.options.rules import OPTIMISERS
 from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, DEFAULT_STEPS, Training, Usage
-from refsgd.problems.shapes import current_name
 
 #: options that describe the machine
 FIELDS = ("compute", "latency", "bandwidth", "duplex", "update", "reduction", "speeds", "colocated", "cores",
           "hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec")
 MACHINE = ("machine", "slow", "slow_motion", *FIELDS)
-
-
-class OldName(argparse.Action):
-    """A flag's old name, which works for one more release with a warning."""
-
-    def __call__(self, parser: argparse.ArgumentParser, found: argparse.Namespace, values: Any,
-                 option_string: str | None = None) -> None:
-        setattr(found, self.dest, True if self.nargs == 0 else values)
-        warnings.warn(f"{option_string} is now called --{self.dest}; the old name will be removed in the "
-                      "next release", FutureWarning, stacklevel=2)
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,12 +68,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def common(parser: argparse.ArgumentParser, runtime: str, picture: str) -> None:
-    """Add the options that `run`, `predict` and `compare` share; defaults are those of `Training`."""
+    """Add the options that `run`, `predict` and `compare` share; defaults are those of `Training`.  Without a
+    usual runtime nothing is run."""
     work = parser.add_argument_group("training")
     work.add_argument("--data", metavar="NAME",
                       help=f"data set: {Training.data} (default), mnist, fashion-mnist; or generated: "
                            "lasso[:samples,features,correlation], logistic[:...]")
-    work.add_argument("--net", metavar="NAME", type=current_name,
+    work.add_argument("--net", metavar="NAME",
                       help="net, see refsgd list; default: the one that fits the data. tiny:8,tanh,squared "
                            "has 8 channels, tanh and the squared error. Shape-only: shapes:P has P "
                            "parameters, shapes:resnet50@224 those of a net for images of 224 pixels, and "
@@ -123,7 +113,8 @@ def common(parser: argparse.ArgumentParser, runtime: str, picture: str) -> None:
     of_machine(where)
     of_exchange(parser)
     out = parser.add_argument_group("output")
-    out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
+    if runtime:
+        out.add_argument("--runtime", choices=RUNTIMES, default=runtime, help=f"default {runtime}")
     files(out, picture)
     out.add_argument("--quiet", action="store_true", help="no progress")
 
@@ -213,7 +204,6 @@ def of_machine(where: argparse._ArgumentGroup) -> None:
                        help="make the whole machine K times slower, so that real processes can keep pace")
     where.add_argument("--colocated", action="store_true", default=None,
                        help="server k shares the host of worker k mod n")
-    where.add_argument("--collocated", dest="colocated", action=OldName, nargs=0, help=argparse.SUPPRESS)
     where.add_argument("--cores", type=int, metavar="C",
                        help="cores of a host, which its programs share (default: enough for all)")
     levels(where)
@@ -292,9 +282,6 @@ def as_meant(arguments: Sequence[str]) -> list[str]:
         if given[at - 1].startswith("--") and "=" not in given[at - 1] and re.fullmatch(
             r"-\.?\d.*[a-zA-Z].*", given[at]):
             given[at - 1 : at + 1] = [f"{given[at - 1]}={given[at]}"]
-    if given[:1] == ["study"]:
-        raise Usage("studies have moved; in a checkout of the repository: python -m benchmarks.studies "
-                    + " ".join(given[1:] or ["--help"]))
     if given[:1] in ([], ["help"]):
         given = [*given[1:], "--help"]
     spelt = {plain(name): name for name in CATALOGUE}
@@ -426,7 +413,9 @@ def arguments_of(args: argparse.Namespace) -> dict[str, Any]:
     given = {f.name: value for f in fields(Training) if (value := getattr(args, f.name)) is not None}
     given |= exchange_given(args)
     if any(getattr(args, name, None) is not None for name in MACHINE):
-        given["machine"] = machine_of(args)
+        given["machine"] = machine = machine_of(args)
+        given["stated"] = [name for name in FIELDS if getattr(args, name, None) is not None
+                           and getattr(machine, name) != getattr(Machine, name)]
     return given | own_given(args)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refsgd.display.files import replaceable, save
-from refsgd.experiment.options.problems import DEFAULT_DATA, default_net
+from refsgd.experiment.options.problems import DEFAULT_DATA, LARGEST_NET, default_net
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.result import Result
 from refsgd.runtimes.processes.system import standard_descriptors
@@ -219,6 +219,8 @@ def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:
         net = nets.build(name or default_net(data))
     except ValueError:
         return  # refused with its own message later
+    if net.parameters > LARGEST_NET:
+        return  # likewise
     if nets.needs_compiling() and not quiet:
         sys.stderr.write(
             "refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")

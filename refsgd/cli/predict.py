@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from refsgd.cli.options import OldName, arguments_of, check_priced, common, flag, own_given
+from refsgd.cli.options import arguments_of, check_priced, common, flag, own_given
 from refsgd.cli.outputs import PIPE, check_outputs, deliver, figure, tell, width
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Usage, prepare
 from refsgd.trace.schema import json_text
@@ -18,7 +18,7 @@ PICTURE = "refsgd-sweep.png"
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the options that do not depend on the algorithm."""
-    common(parser, "simulator", PICTURE)
+    common(parser, "", PICTURE)
     parser.add_argument("--kind", choices=("formulas", "simulated"), default="formulas",
                         help="source of the metrics (default formulas); simulated: means of four runs of "
                         "the simulator with a shape-only net")
@@ -26,10 +26,8 @@ def options(parser: argparse.ArgumentParser) -> None:
                         help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
     parser.add_argument("--against", default="", metavar="A,B,...", help="other algorithms for the sweep")
-    parser.add_argument("--metric", default="images_per_second", metavar="KEY",
+    parser.add_argument("--metric", metavar="KEY",
                         help="metric of the sweep (default images_per_second)")
-    parser.add_argument("--figure", dest="metric", action=OldName, default=argparse.SUPPRESS,
-                        help=argparse.SUPPRESS)
 
 
 def do(args: argparse.Namespace) -> None:
@@ -37,7 +35,7 @@ def do(args: argparse.Namespace) -> None:
     if args.sweep:
         draw_sweep(args)
         return
-    for alone in ("against", "plot"):
+    for alone in ("against", "metric", "plot"):
         if value := getattr(args, alone):
             raise Usage(f"--{alone} {value} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. "
                         "--sweep workers=1:64")
@@ -82,19 +80,20 @@ def draw_sweep(args: argparse.Namespace) -> None:
     from refsgd.display.tables import sweep_table
     from refsgd.experiment.sweep import parse_range, sweep
 
+    if args.kind == "simulated":
+        raise Usage("--kind simulated with --sweep, whose curves are formulas; expected --kind formulas")
     quantity, values = parse_range(args.sweep)
     names = [a for a in (args.algorithm, *args.against.split(",")) if a]
     own = own_given(args)
     if own and len(names) > 1:
         raise Usage(f"{', '.join(map(flag, own))} with --against; expected no options of a single algorithm "
                     "when several are compared")
-    arguments = {k: v for k, v in arguments_of(args).items()
-                 if k in ("machine", "batch", "data", "net", "workers", "servers", "steps", "epochs", *own)}
+    arguments = arguments_of(args)
     if "steps" not in arguments and "epochs" not in arguments:
         arguments["steps"] = 100
     args.plot = args.plot or (PICTURE if args.json != "-" else None)
     check_outputs(args)
-    found = sweep(names, quantity, values, metric=args.metric, **arguments)
+    found = sweep(names, quantity, values, metric=args.metric or "images_per_second", **arguments)
     check_priced(args, arguments.get("machine", DEFAULT_MACHINE), quantity == "batch")
 
     def talk() -> None:

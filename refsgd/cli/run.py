@@ -90,7 +90,7 @@ def _hosts_of_servers(args: argparse.Namespace, workers: int) -> int:
     served = facts_of(function).served
     if args.colocated or served or declared(function):
         return (args.servers or 1) * (served and not args.colocated)
-    given = {**arguments_of(args), "workers": workers, "machine": None}
+    given = {**arguments_of(args), "workers": workers, "machine": None, "stated": ()}
     experiment = prepare(args.algorithm, **given)  # only the function knows which servers it has
     return len(set(experiment.machine.place(experiment.deploy()).values())) - workers
 

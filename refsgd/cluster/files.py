@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,10 @@ from refsgd.cluster.checks import check_keys
 from refsgd.cluster.machine import Machine
 
 Timed = tuple[str, int] | None  #: the net and batch for which compute times were measured
+DEEPEST, LARGEST = 16, 16 << 20  #: files that include one another; bytes of one
+#: byte order marks, and how the text after them is encoded
+MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
+         (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
 def read(name: str) -> tuple[Machine, Timed]:
@@ -35,7 +41,7 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
                          f"expected an object with some of {Machine.keys()}")
     values = {"include": data["include"], **values} if "include" in data else dict(values)
     try:
-        check_keys(set(values) - {"collocated"}, [*Machine.keys(), "include"], "a machine")
+        check_keys(values, [*Machine.keys(), "include"], "a machine")
     except ValueError as error:
         raise ValueError(f"machine file {path}: {error}") from None
     net = data.get("net")
@@ -51,6 +57,9 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
         circle = " -> ".join(p.name for p in (*chain, further))
         raise ValueError(f"machine file {path}: include {include!r} forms the cycle {circle}; expected "
                          "files that do not include each other")
+    if len(chain) > DEEPEST:
+        raise ValueError(f"machine file {chain[0]}: {len(chain)} files include one another; expected at most "
+                         f"{DEEPEST}")
     try:
         below, origin, below_timed = _merged(further, chain)
     except OSError as error:
@@ -61,16 +70,28 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
 
 def _parsed(path: Path) -> dict[str, Any]:
     """The contents of a file: TOML if its name ends in .toml, else JSON."""
-    text = path.read_bytes()
     toml = path.suffix == ".toml"
     try:
-        data = tomllib.loads(text.decode()) if toml else json.loads(text, object_pairs_hook=_each_once)
+        text = _text(path)
+        data = tomllib.loads(text) if toml else json.loads(text, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:  # also if it is not text
         wanted = "TOML" if toml else "JSON as `refsgd calibrate` writes it, or TOML in a file *.toml"
         raise ValueError(f"machine file {path}: {error}; expected {wanted}") from None
     if not isinstance(data, dict):
         raise ValueError(f"machine file {path} holds a {type(data).__name__}; expected an object")
     return data
+
+
+def _text(path: Path) -> str:
+    """The text of a regular file of moderate size, in UTF-8 or as its byte order mark says."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
+        raise ValueError(f"it is not a regular file of at most {LARGEST >> 20} MiB")
+    raw = path.read_bytes()
+    encoding = next((name for mark, name in MARKS if raw.startswith(mark)), "utf-8")
+    if encoding == "utf-8" and b"\0" in raw:
+        raise ValueError("it has zero bytes, as UTF-16 without a byte order mark has, and is read as UTF-8")
+    return raw.decode(encoding).replace("\r\n", "\n")
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,10 +9,8 @@ programs that compute proceeds at rate min(1, cores / k) (rule: `refsgd.cluster.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
 from numbers import Integral
 from typing import Any
 
@@ -298,18 +296,13 @@ class Machine:
         """
         if not isinstance(data, Mapping):
             raise wrong_type("machine", data, f"an object with some of {cls.keys()}")
-        values = _current_names(data)
+        values = dict(data)
         check_keys(values, cls.keys(), "a machine")
         if isinstance(values.get("update"), Mapping):
             values["update"] = devices.as_time("update", values["update"])
         if values.get("bandwidth", 0) is None:
             values["bandwidth"] = math.inf
         return cls(**values)
-
-    @property
-    def collocated(self) -> bool:
-        """The old name of `colocated`, kept for one release."""
-        return bool(_current_names({"collocated": self.colocated})["colocated"])
 
     def __str__(self) -> str:
         parts = [f"compute {devices.written(self.compute)} s" if self.compute else "unpaced",
@@ -353,24 +346,3 @@ def _speeds(name: str, given: Any) -> tuple[float, ...]:
     if not all(is_number(s) and 0 < s < math.inf for s in speeds):
         raise ValueError(f"{name} {given!r}; expected finite numbers > 0, such as (1, 1, 4)")
     return tuple(map(float, speeds))
-
-
-def _current_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with `collocated`, the old name of `colocated`, replaced by the new name."""
-    found = dict(values)
-    if "collocated" in found:
-        warnings.warn("collocated is now called colocated; the old name will be removed in the next release",
-                      FutureWarning, stacklevel=3)
-        found["colocated"] = found.pop("collocated")
-    return found
-
-
-_create = Machine.__init__
-
-
-@wraps(_create)
-def _create_with_old_names(self: Machine, *args: Any, **values: Any) -> None:
-    _create(self, *args, **_current_names(values))
-
-
-Machine.__init__ = _create_with_old_names  # type: ignore[method-assign]

@@ -84,10 +84,14 @@ def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = 
         worker, _, speed = part.partition("=")
         try:
             rank = int(worker.removeprefix("worker"))
+            twice = rank in changed
             changed[rank] = float(speed)
         except ValueError:
             raise ValueError(f"{part!r}; expected a worker and its speed, such as 15=0.5 for worker 15 at "
                              "half speed") from None
+        if twice:
+            raise ValueError(f"worker {rank} has two speeds, the last in {part!r}; expected one for "
+                             "each worker")
         if not 0 < changed[rank] < float("inf"):
             raise ValueError(f"worker {rank} at speed {speed}; expected a finite speed > 0, such as "
                              f"{rank}=0.5 for half speed")

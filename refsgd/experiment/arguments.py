@@ -21,6 +21,12 @@ from refsgd.cluster.units import counted, written
 from refsgd.effects import Deployment, Node
 from refsgd.problems import Problem
 
+#: the largest sizes that are accepted; a run within them is announced if it is long
+MOST = {"workers": 10_000, "servers": 10_000, "steps": 10**9, "batch": 10**9, "walks": 10**6,
+        "max_runs": 10**7, "evaluations": 10**6, "parameters": 10**13, "images": 10**13}
+
+LARGEST_OPTION = 10**6  #: of an algorithm's own whole numbers
+
 
 class Usage(ValueError):
     """Usage error: the message says what was found and what was expected."""
@@ -77,11 +83,13 @@ def check_kind(kind: type, words: str, **values: Any) -> None:
 
 
 def check_whole(least: int, **values: Any) -> None:
-    """Refuse values that are not whole numbers or are too small."""
+    """Refuse values that are not whole numbers, are too small, or exceed those of `MOST`."""
     check_kind(Integral, f"a whole number, at least {least}", **values)
     for name, value in values.items():
         if value < least:
             raise Usage(f"{name} {value}; expected at least {least}")
+        if value > MOST.get(name, value):
+            raise Usage(f"{name} {value}; expected at most {MOST[name]}")
 
 
 def check_length(steps: Any, epochs: Any) -> None:
@@ -126,6 +134,8 @@ def check_options(name: str, function: Callable[..., Deployment], options: Mappi
             raise Usage(f"{name} has no option {option!r}; expected {expected}"
                         + (f"; {other}" if other else suggestion(option, [*known, *others])))
         kinds = typing.get_args(known[option].annotation) or (known[option].annotation,)
+        if int in kinds and isinstance(value, Integral) and int(value) > LARGEST_OPTION:
+            raise Usage(f"{option} {value}; expected at most {LARGEST_OPTION}")
         if type(value) in kinds:
             continue
         if float in kinds:

@@ -16,7 +16,8 @@ from refsgd.experiment.computer.limits import announce, check_pace, check_proces
 from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, perform
 from refsgd.experiment.functions import Algorithm, deployment_function, is_place
-from refsgd.experiment.prepare import DEFAULT_MACHINE, Say, Usage, listed, prepare
+from refsgd.experiment.options import unused
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Experiment, Say, Usage, listed, prepare, shared
 from refsgd.experiment.result import Result
 from refsgd.runtimes.fork import runtime_here
 from refsgd.trace.schema import json_text
@@ -32,7 +33,7 @@ class Row:
     """One algorithm of a comparison: predicted, simulated and measured."""
 
     algorithm: str
-    options: dict[str, Any]  #: the algorithm's own
+    options: dict[str, Any]  #: the algorithm's own, those of its exchange, and others that this row alone has
     predicted: dict[str, Any]  #: by metric, as in the public format: value, kind, terms, formula
     simulated: Result | None
     measured: Result | None
@@ -114,7 +115,10 @@ def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
         if not equals:
             raise Usage(f"algorithm {algorithm!r}: {word!r} is not an option; expected option=value, such as "
                         "overlap=both")
-        said[key.replace("-", "_")] = {"on": True, "off": False}.get(value, _number(value))
+        key = key.replace("-", "_")
+        if key in said:
+            raise Usage(f"algorithm {algorithm!r}: {key} appears twice; expected each option once")
+        said[key] = {"on": True, "off": False}.get(value, _number(value))
     return name, said
 
 
@@ -124,6 +128,27 @@ def _number(text: str) -> Any:
         with suppress(ValueError):
             return read(text)
     return text
+
+
+def _prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], stated: Sequence[str],
+              arguments: Mapping[str, Any]) -> tuple[list[Experiment], list[dict[str, Any]]]:
+    """The experiments, and the options that tell their rows apart."""
+    named = [with_options(a) for a in chosen]
+    names = [a if is_place(a) else deployment_function(a)[0] for a, _ in named]
+    for name in own:
+        if name not in (*names, *CATALOGUE):
+            raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"
+                        + suggestion(name, [*names, *CATALOGUE]))
+    common = shared(arguments, [deployment_function(a)[1] for a, _ in named])
+    experiments = [prepare(a, **{**each, **own.get(name, {}), **said})
+                   for (a, said), name, each in zip(named, names, common)]
+    unused.check(experiments, stated)
+    told = [e.told | said for e, (_, said) in zip(experiments, named)]
+    labels = [Row(e.name, each, {}, None, None).label for e, each in zip(experiments, told)]
+    if twice := next((label for label in labels if labels.count(label) > 1), ""):
+        raise Usage(f"algorithms: {twice} appears twice; expected options that tell the rows apart, such as "
+                    f"'{twice}; {twice} lr=0.3'")
+    return experiments, told
 
 
 def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: str | None = None,
@@ -167,14 +192,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
     runtime = runtime_here(runtime)
     step = progress or (lambda text: None)
     chosen = listed(algorithms)
-    own, named = options or {}, [with_options(a) for a in chosen]
-    names = [a if is_place(a) else deployment_function(a)[0] for a, _ in named]
-    for name in own:
-        if name not in (*names, *CATALOGUE):
-            raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"
-                        + suggestion(name, [*names, *CATALOGUE]))
-    experiments = [prepare(a, **{**arguments, **own.get(name, {}), **said})
-                   for (a, said), name in zip(named, names)]
+    experiments, told = _prepared(chosen, options or {}, arguments.pop("stated", ()), arguments)
     machine = arguments.get("machine") or DEFAULT_MACHINE
     real = [runtime] if runtime != "simulator" and experiments else []
     if real:
@@ -184,20 +202,20 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
     if say and experiments:
         announce(experiments, ["simulator", *["simulator"] * hard, *real], say)
     rows = []
-    for experiment in experiments:
+    for experiment, each in zip(experiments, told):
         step(f"{experiment.name}: simulating")
         predicted = experiment.predicted()
         measured = None
         try:
             simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))
         except FloatingPointError as error:  # the others can still be compared
-            rows.append(Row(experiment.name, experiment.told, predicted, None, None, str(error)))
+            rows.append(Row(experiment.name, each, predicted, None, None, str(error)))
             continue
         if real:
             step(f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
                  f"{simulated.measured['seconds']:.0f} s")
             measured = evaluate(experiment, runtime, perform(experiment, runtime))
-        rows.append(Row(experiment.name, experiment.told, predicted, simulated, measured))
+        rows.append(Row(experiment.name, each, predicted, simulated, measured))
     second = None
     if hard and experiments:
         step("the same algorithms in a harder case")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from refsgd.algorithms.exchange import PLAIN, of
 from refsgd.algorithms.facts import EXCHANGE, Facts, declared, facts_of
@@ -14,11 +14,12 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.devices import written
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.placement import grouped
+from refsgd.cluster.placement import grouped, usual
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
 from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment import memory
 from refsgd.experiment.arguments import (
+    MOST,
     Usage,
     check_deployment,
     check_function,
@@ -30,9 +31,15 @@ from refsgd.experiment.arguments import (
     options_of,
 )
 from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, line_of
-from refsgd.experiment.options import exchanges, pipelines, rules
+from refsgd.experiment.options import exchanges, pipelines, rules, unused
 from refsgd.experiment.options.batches import Batch, batches_of, text_of
-from refsgd.experiment.options.problems import DEFAULT_DATA, build_problem, default_net, own_problem
+from refsgd.experiment.options.problems import (
+    DEFAULT_DATA,
+    build_problem,
+    check_used,
+    default_net,
+    own_problem,
+)
 from refsgd.problems import Problem
 
 if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
@@ -54,6 +61,27 @@ Say = Callable[[str], None]
 def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
     """A list of algorithms; a single one may be given without a list."""
     return [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
+
+
+def shared(arguments: Mapping[str, Any], functions: Sequence[Callable[..., Deployment]]
+           ) -> list[dict[str, Any]]:
+    """The common arguments of several algorithms for each of them: the number of servers is not for those
+    without, unless none has any."""
+    served = [facts_of(function).served for function in functions]
+    return [{name: value for name, value in arguments.items() if name != "servers" or has or not any(served)}
+            for has in served]
+
+
+def usual_workers(facts: Facts, options: Mapping[str, Any], machine: Any) -> int:
+    """The number of workers where none is given: replicas of as many stages, or as many as have a host."""
+    stages = options.get("stages")
+    if facts.staged and isinstance(stages, int) and stages > 0:
+        return stages * max(1, Training.workers // stages)
+    hosts = machine.hosts if isinstance(machine, Machine) else ""
+    room = usual(hosts, ()) if hosts and not str(hosts).startswith("cyclic") else None
+    if room is None:
+        return Training.workers
+    return room[0] if not isinstance(hosts, str) else min(room[0], Training.workers)
 
 
 def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,6 +285,15 @@ class Training:
     compress: str = PLAIN.compress
     feedback: bool = PLAIN.feedback
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Training:
+        """Checked arguments, with the rate of the optimiser if none is given."""
+        found = cls(**given)
+        found.check()
+        if "lr" not in given and found.optimiser in rules.OPTIMISERS:
+            found = replace(found, lr=rules.OPTIMISERS[found.optimiser][1])
+        return found
+
     def check(self) -> None:
         """Refuse values of the wrong type or out of range."""
         check_whole(1, workers=self.workers, servers=self.servers)
@@ -264,10 +301,16 @@ class Training:
         check_length(self.steps, self.epochs)
         check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
                    validation=self.validation)
+        if not 0 <= self.validation < 1:
+            raise Usage(f"validation {self.validation}; expected a share in [0, 1)")
         check_kind(str, "text", schedule=self.schedule, data=self.data, shards=self.shards,
                    net=self.net or "", layout=self.layout, compress=self.compress, optimiser=self.optimiser)
         check_kind(bool, "True or False", priority=self.priority, feedback=self.feedback,
                    scale_lr=self.scale_lr)
+
+    def filling(self, facts: Facts, options: Mapping[str, Any]) -> Training:
+        """With the usual number of workers."""
+        return replace(self, workers=usual_workers(facts, options, self.machine))
 
     def on_machine(self, single: bool) -> tuple[int, Machine]:
         """The number of workers of an algorithm, which may have a `single` one, and the machine for it."""
@@ -281,6 +324,7 @@ class Training:
 
     def problem(self, own: Problem | None, share: str, workers: int, batch: int | Sequence[int]) -> Problem:
         """The problem named by `data` and `net`, or the given one, for this many shares of the data."""
+        check_used(own is not None, self.data, self.net, self.batch, self.shards, Training.batch)
         if own is None:
             return build_problem(self.data, self.net or default_net(self.data), workers, batch, self.seed,
                                  self.shards, self.validation)
@@ -294,41 +338,43 @@ class Training:
         if self.steps is not None:
             return self.steps
         if whole:
-            return DEFAULT_STEPS if self.epochs is None else max(round(self.epochs), 1)
+            return DEFAULT_STEPS if self.epochs is None else max(round(min(self.epochs, MOST["steps"])), 1)
         epochs = DEFAULT_EPOCHS if self.epochs is None else self.epochs
-        return max(round(epochs * float(problem.describe.get("steps_per_epoch", 100))), 1)
+        each = float(problem.describe.get("steps_per_epoch", 100))
+        if epochs * each > MOST["steps"]:
+            raise Usage(f"epochs {epochs:g} of {each:g} steps; expected at most {MOST['steps']} steps")
+        return max(round(epochs * each), 1)
 
 
-def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: Any) -> Experiment:
-    """Check all arguments (those of `Training` and the algorithm's own options) and build an experiment."""
+def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Sequence[str] = (),
+            **arguments: Any) -> Experiment:
+    """Check all arguments (those of `Training` and the algorithm's own options) and build an experiment;
+    `stated` fields of the machine, which flags have set, must change something of it."""
     name, function = deployment_function(algorithm)
     known = catalogue_name(function)
     text = known or (algorithm if isinstance(algorithm, str) else "")
     shared = [f.name for f in fields(Training)]
-    training = Training(**{key: value for key, value in arguments.items() if key in shared})
+    training = Training.of({key: value for key, value in arguments.items() if key in shared})
     options = {key: value for key, value in arguments.items() if key not in shared}
-    training.check()
-    if "lr" not in arguments and training.optimiser in rules.OPTIMISERS:
-        training = replace(training, lr=rules.OPTIMISERS[training.optimiser][1])
     check_options(name, function, options, ["problem", *shared])
     facts = facts_of(function, options)
-    if training.servers != 1 and not known and not facts.served:
-        raise Usage(f"servers {training.servers} with {name}, whose function does not take their number; "
-                    "expected 1, or a parameter servers before the star")
+    training = training if "workers" in arguments else training.filling(facts, options)
     workers, machine = training.on_machine(facts.single)
     replicas = pipelines.replicas(facts, workers, options)
     batch = batches_of(training.batch, replicas, machine, facts.share != "worker" and replicas == 1)
-    own = problem is not None
+    unused.check_own(name, facts, with_defaults(function, options), with_defaults(function, {}), workers,
+                     training.momentum)
+    own = problem
     problem = training.problem(problem, facts.share, replicas, batch)
     steps = training.length(problem, facts.portions)
     rule = rules.rule_of(training, name, facts, with_defaults(function, options), replicas, steps, problem)
     exchange = exchanges.exchange_of({option: getattr(training, option) for option in EXCHANGE},
                                      rule, workers, problem, training.seed)
-    exchanges.check(name, facts if declared(function) else None, exchange, problem)
+    exchanges.check(name, facts if declared(function) else None, exchange, problem, training.servers)
     if said := exchanges.asked(exchange):
         problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})
     recorded = None
-    if not own:
+    if own is None:
         newer = [key for key in NEWER if getattr(training, key) == getattr(Training, key)]
         kept = [key for key in shared if key not in ("epochs", *newer) and (key in said or
                                                                             not hasattr(PLAIN, key))]
@@ -340,6 +386,8 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
     if said and not declared(function):
         exchanges.try_out(experiment)
     deployment = experiment.deploy()  # refuses wrong options now, before anything runs
+    if training.servers != 1 and not facts.served:
+        refuse_servers(training.servers, name, known, deployment)
     try:
         Network(machine, deployment)
     except ValueError as error:
@@ -348,7 +396,17 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, **arguments: A
         raise Usage(f"compute {written(machine.compute)} with net {problem.describe['net']}, whose work is "
                     "unknown, although a device prices a gradient by its operations; expected a net such as "
                     "tiny, or a time such as --compute 20ms")
+    unused.check([experiment], stated)
     return experiment
+
+
+def refuse_servers(servers: int, name: str, known: str, deployment: Deployment) -> NoReturn:
+    """Refuse a number of servers that a deployment function does not take."""
+    if not known:
+        raise Usage(f"servers {servers} with {name}, whose function does not take their number; expected 1, "
+                    "or a parameter servers before the star")
+    why = "it has " + ("one server" if "server" in roles(deployment).values() else "no servers")
+    raise Usage(f"servers {servers} with {name}: {why}; expected 1")
 
 
 def predict(algorithm: Algorithm, problem: Problem | None = None, *, kind: str = "formulas",

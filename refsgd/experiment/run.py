@@ -40,9 +40,6 @@ from refsgd.trace import Run, Sent
 
 __all__ = ["replay", "run"]
 
-#: names of earlier versions
-RENAMED = {"looks": "evaluations"}
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -75,6 +72,9 @@ class RunOptions:
         object.__setattr__(self, "runtime", runtime_here(self.runtime))
         if not 0 <= self.checkpoint_every < float("inf"):
             raise Usage(f"checkpoint_every {self.checkpoint_every}; expected a number of epochs >= 0")
+        if self.checkpoint is None and self.checkpoint_every != RunOptions.checkpoint_every:
+            raise Usage(f"checkpoint_every {self.checkpoint_every} without checkpoint; expected a folder for "
+                        "the record: checkpoint")
         if self.monitor and self.runtime not in ("processes", "tcp"):
             raise Usage(f"monitor with runtime {self.runtime}; expected processes or tcp, whose processes "
                         "run on this machine")
@@ -85,10 +85,7 @@ class RunOptions:
     @classmethod
     def of(cls, algorithm: Algorithm, problem: Problem | None, given: Mapping[str, Any]) -> RunOptions:
         """The options among keyword arguments; all others describe what is trained."""
-        for old in RENAMED.keys() & given.keys():
-            warnings.warn(f"{old} is now called {RENAMED[old]}; the old name will be removed in the next "
-                          "release", FutureWarning, stacklevel=3)
-        named = {RENAMED.get(name, name): value for name, value in given.items()}
+        named = dict(given)
         own = {f.name for f in fields(cls)} & named.keys()
         return cls(algorithm, problem, **{name: named.pop(name) for name in own}, arguments=named)
 

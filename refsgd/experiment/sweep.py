@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.units import bytes_per_second, seconds
 from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of
 from refsgd.experiment.functions import Algorithm, deployment_function
-from refsgd.experiment.prepare import DEFAULT_MACHINE, listed, predict
+from refsgd.experiment.options import unused
+from refsgd.experiment.prepare import DEFAULT_MACHINE, listed, prepare, shared
 
+POINTS = 1000  #: most values of a sweep
 #: quantities that can be swept, and their least whole number; None for a quantity of the machine
 QUANTITIES = {"workers": 1, "servers": 1, "batch": 1, "bandwidth": None, "latency": None, "staleness": 0}
 
@@ -34,7 +36,7 @@ class Sweep:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
-        return vars(self) | {"figure": self.metric}  # the old key of the metric, for one release
+        return dict(vars(self))
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
@@ -52,6 +54,8 @@ def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
     except ValueError:
         raise Usage(f"sweep {text!r} not understood; expected e.g. workers=1:64, workers=2:16:2 or "
                     "bandwidth=1Gbps,10Gbps") from None
+    if step and (high - low) / step[0] > POINTS:
+        raise Usage(f"sweep {text!r} has more than {POINTS} values; expected a larger step")
     if high < low:
         raise Usage(f"sweep {text!r} goes down; expected the smaller end first, e.g. {name}={high:g}:{low:g}")
     whole = QUANTITIES[name] is not None
@@ -83,27 +87,30 @@ def _check(quantity: str, values: Sequence[float]) -> None:
 def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Sequence[float], *,
           metric: str = "images_per_second", **arguments: Any) -> Sweep:
     """Predict one metric of several algorithms over a range."""
-    if "figure" in arguments:
-        warnings.warn("figure is now called metric; the old name will be removed in the next release",
-                      FutureWarning, stacklevel=2)
-        metric = arguments.pop("figure")
     _check(quantity, values)
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
+    stated, chosen = arguments.pop("stated", ()), listed(algorithms)
+    named = [deployment_function(algorithm) for algorithm in chosen]
+    takes = [_takes(function, quantity) for _, function in named]
+    if not any(takes):
+        raise Usage(f"sweep over {quantity} changes nothing of {named[0][0]}, which has no {quantity}; "
+                    "expected another quantity, or another algorithm")
+    common = shared(arguments, [function for _, function in named])
     curves: dict[str, list[float | None]] = {}
-    unit, refused, why = "", None, ""
-    for algorithm in listed(algorithms):
-        name, function = deployment_function(algorithm)
+    unit, refused, why, experiments = "", None, "", []
+    for algorithm, (name, _), each, it_takes in zip(chosen, named, common, takes):
         curves[name] = []
         for value in values:
-            given = {**arguments, "machine": machine}
+            given = {**each, "machine": machine}
             if QUANTITIES[quantity] is None:
                 given["machine"] = machine.with_(**{quantity: value})
-            elif quantity != "staleness" or "staleness" in options_of(function):
+            elif it_takes:
                 given[quantity] = int(value)
             if quantity == "workers":
                 given["machine"] = machine.for_workers(int(value))
             try:
-                figures = predict(algorithm, **given)
+                experiments.append(prepare(algorithm, **given))
+                figures = experiments[-1].predictions()
                 found, why = figures.get(metric), why or figures.missing.get(metric, "")
             except ValueError as error:  # outside the formula's domain, or more servers than it allows
                 found, refused = None, refused or error
@@ -117,7 +124,15 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
         raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here; expected e.g. "
                     "images_per_second, seconds_per_iteration, idle_ratio, staleness_mean, "
                     "bytes_per_iteration")
+    unused.check(experiments, stated)
     return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves))
+
+
+def _takes(function: Callable[..., Any], quantity: str) -> bool:
+    """Whether a deployment function has the quantity."""
+    if quantity == "servers":
+        return facts_of(function).served
+    return quantity != "staleness" or "staleness" in options_of(function)
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:

@@ -90,7 +90,7 @@ def sparse(kind: str, a: Array, b: Array, penalty: float, workers: int = 1, batc
         if not np.all(np.isfinite(found)):
             raise FloatingPointError(f"worker {rank}: its slope is not finite; expected finite numbers: "
                                      "correlated coordinates overshoot together, use policy dependency-aware "
-                                     "or a smaller width")
+                                     "with rho below 1 / (width - 1), or width 1")
         return found
 
     d = a.shape[1]
@@ -120,6 +120,8 @@ def generated(text: str, workers: int, batch: int | Sequence[int], seed: int = 0
     except ValueError:
         raise ValueError(f"data {text!r}; expected {kind}:samples,features,correlation, two whole numbers, "
                          f"at least 1, and a number in [0, 1), such as {kind}:200,50,0.5") from None
+    if rows * d > 10**8 or d > 10_000:
+        raise ValueError(f"data {text}; expected at most 10,000 features, and 10**8 numbers in all samples")
     n, rng = int(rows), np.random.default_rng([seed, 4])
     a = np.sqrt(correlation) * rng.standard_normal((n, 1)) + np.sqrt(1 - correlation) * rng.standard_normal(
         (n, int(d)))

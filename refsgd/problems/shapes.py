@@ -6,7 +6,6 @@ slicing, arithmetic and the numpy functions that algorithms use give another sha
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -125,8 +124,9 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
     worker."""
     batches = batch if isinstance(batch, Sequence) else [batch]
     for name, value in (("parameters", d), *(("images a gradient", b) for b in batches)):
-        if not isinstance(value, Integral) or value < 1:
-            raise ValueError(f"shape-only net with {value} {name}; expected a whole number, at least 1")
+        if not isinstance(value, Integral) or not 1 <= value <= 10**12:
+            raise ValueError(f"shape-only net with {value} {name}; expected a whole number, at least 1 and "
+                             "at most 10**12")
     parts = parts or [Part("net", slice(0, d), 1.0)]
     x: Any = ShapeOnly(d)
 
@@ -170,12 +170,3 @@ def of_net(name: str, batch: int | Sequence[int]) -> Problem:
 def _built(name: str, shape: tuple[int, ...] | None, classes: int) -> Net:
     """The net, built once for many problems that only ask for its sizes."""
     return nets.build(name, shape, classes=classes)
-
-
-def current_name(net: str) -> str:
-    """The name of a net, with the old name ``phantom:P`` replaced by ``shapes:P``."""
-    if not net.startswith("phantom:"):
-        return net
-    warnings.warn("phantom:P is now called shapes:P; the old name will be removed in the next release",
-                  FutureWarning, stacklevel=2)
-    return "shapes:" + net.removeprefix("phantom:")

@@ -132,6 +132,8 @@ def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, st
         if isinstance(text, Fault):
             faults.append(text)
         elif some is not None:
+            if len(some["count"]) > 5:
+                raise ValueError(f"fault {text!r}: {some['count']} of them; expected at most 99999")
             faults += draw(int(some["count"]), int(some["seed"]), list(deployment), steps, host)
         else:
             faults.append(Fault.parse(text))

@@ -8,7 +8,7 @@ from typing import Any
 from refsgd.cluster.units import counted
 from refsgd.display.files import save
 from refsgd.effects import Factory, roles
-from refsgd.experiment.arguments import Usage
+from refsgd.experiment.arguments import Usage, check_whole
 from refsgd.experiment.functions import Algorithm
 from refsgd.experiment.options.batches import Batch, weights_of
 from refsgd.experiment.prepare import prepare
@@ -53,6 +53,9 @@ def _write(page: str | Path, deploy: Factory, seen: _Seen, about: str, deaths: i
     return f"page: {page}, {len(html.encode()) / 1e3:.0f} kB"
 
 
+LARGEST = 1000  #: workers, servers or steps of a case whose schedules are followed
+
+
 def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 1,
                       steps: int = 2, batch: Batch = 1, max_runs: int = 20_000, walks: int | None = None,
                       seed: int = 0, page: str | Path | None = None, deaths: int = 0,
@@ -89,6 +92,11 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     Counterexample
         With the shortest schedule that breaks an invariant.
     """
+    check_whole(1, workers=workers, servers=servers, max_runs=max_runs, walks=1 if walks is None else walks)
+    check_whole(0, steps=steps, deaths=deaths)
+    if max(workers, servers, steps) > LARGEST:
+        raise Usage(f"workers {workers}, servers {servers}, steps {steps}; expected at most {LARGEST} of "
+                    "each")
     problem = integer_gradients(d=4, workers=workers, batches=weights_of(batch, workers))
     experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=RATE,
                          seed=seed, **options)

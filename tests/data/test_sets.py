@@ -2,6 +2,7 @@
 import gzip
 import hashlib
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,29 @@ def test_wrong_contents_are_named(folder):
     path.write_bytes(gzip.compress(idx(np.array([0, 1, 2, 3, 11]))))
     assert message() == "mnist: train labels 0 to 11, expected 0 to 9"
     path.write_bytes(gzip.compress(np.array([2049, 2**32 - 1], ">u4").tobytes()))
-    assert "expected 4294967295" in message()
+    assert message().endswith("array of shape (4294967295,), expected (5,)")
+
+
+@pytest.mark.parametrize("head", ["images", "nothing"])
+def test_no_more_is_unpacked_than_the_set_has(folder, head):
+    """64 MiB of zeros, after a right header and after none."""
+    path = folder / "train-images-idx3-ubyte.gz"
+    begin = gzip.decompress(path.read_bytes())[:16] if head == "images" else b""
+    path.write_bytes(gzip.compress(begin + bytes(64 << 20), 1))
+    tracemalloc.start()
+    found = message()
+    assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    tracemalloc.stop()
+    assert found == f"{path}: " + ("more bytes after the header, expected 3920 (5 x 28 x 28)" if begin
+                                   else "magic number 0, expected 2051")
+
+
+def test_an_overlong_file_of_cifar_is_refused_by_its_size(tmp_path):
+    path = tmp_path / "data_batch_1.bin"
+    with path.open("wb") as file:
+        file.truncate(8 << 30)  # sparse
+    with pytest.raises(data.DataError, match="8589934592 bytes, expected 30730000"):
+        formats.read_cifar(path, 10_000)
 
 
 def test_nan_is_refused():
@@ -142,7 +165,7 @@ def cifar(tmp_path, monkeypatch):
     """A made-up CIFAR-10 of 4 images a file."""
     monkeypatch.setenv("REFSGD_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(sets, "_CIFAR_RECORDS", 4)
+    monkeypatch.setattr(sets, "RECORDS", 4)
     monkeypatch.setattr(sets, "_CIFAR_PREFIX_RECORDS", 2)
     (tmp_path / "cifar10").mkdir()
     for k, file in enumerate(sets.files("cifar10")):

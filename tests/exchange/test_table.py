@@ -54,6 +54,8 @@ def problem():
 def run(name, runtime="simulator", **how):
     name, *collective = name.split()
     how |= {"collective": collective[0]} if collective else {}
+    if not facts_of(CATALOGUE[name]).served:
+        how = {key: value for key, value in how.items() if key != "servers"}
     machine = SLOW if runtime == "simulator" else refsgd.Machine()
     return refsgd.run(name, problem(), runtime=runtime, machine=machine, evaluations=0, **{
         "workers": 2, "steps": 3, "lr": 0.25, **how})

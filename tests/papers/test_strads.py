@@ -393,5 +393,5 @@ def test_data_that_are_named_wrongly_are_refused(text):
 def test_fewer_rows_than_workers_are_refused_and_a_diverged_run_ends_in_one_line():
     with pytest.raises(ValueError, match="3 rows for 4 workers; expected at least one for each"):
         generated("lasso:3,2,0", 4, 1)
-    with pytest.raises(Exception, match="use policy dependency-aware or a smaller width"):
+    with pytest.raises(Exception, match="use policy dependency-aware with rho below"):
         refsgd.run("strads", data="lasso:80,20,0.9", workers=2, steps=200)

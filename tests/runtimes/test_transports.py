@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.experiment.prepare import prepare
@@ -324,7 +327,7 @@ def test_who_knows_the_secret_is_let_in():
 
 def test_who_does_not_know_the_secret_is_refused_on_both_sides(caplog):
     """The caller sees that the called side proves nothing; the called side drops the caller and logs it."""
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         caller, called = pair(b"s" * 32, b"t" * 32)
     assert isinstance(caller, tcp.HandshakeError) and "does not know the secret" in str(caller)
     assert isinstance(called, TimeoutError) and "not called by [1]" in str(called)
@@ -373,13 +376,66 @@ def test_strangers_do_not_disturb_a_run(caplog):
 
     processes.TRANSPORTS["visited"] = Visited
     try:
-        with caplog.at_level(logging.WARNING):
+        with caplog.at_level(logging.INFO):
             result = run(partial(exchange, n=3, steps=5), transport="visited", deadline=10.0)
     finally:
         del processes.TRANSPORTS["visited"]
         close(*strangers)
     assert len(result.trace.marks("update")) == 5
     assert sum("refused a connection" in r.getMessage() for r in caplog.records) >= 8
+    warned = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warned) == 1 and "connections from strangers" in warned[0], warned
+
+
+def test_where_no_more_files_can_be_opened_the_oldest_stranger_leaves_or_the_limit_is_named():
+    class Full(socket.socket):
+        """A listener without a free descriptor at some of its calls."""
+
+        calls, full = 0, ()
+
+        def accept(self):
+            self.calls += 1
+            if self.calls in self.full or not self.full:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    def answered(full):
+        refused = []
+        with Full() as listener:
+            listener.full = full
+            listener.bind(("127.0.0.1", 0))
+            listener.listen()
+            with socket.create_connection(listener.getsockname()):
+                if full:
+                    threading.Timer(0.2, lambda: kept.append(tcp.call(listener.getsockname(), b"s", 1, 0))).start()
+                found = tcp.answer(listener, b"s", 0, [1], timeout=5.0, refuse=lambda: refused.append(1))
+        close(*found)
+        return len(refused)
+
+    kept = []
+    assert answered((2,)) == 1
+    close(*kept)
+    began = time.process_time()
+    with pytest.raises(OSError, match=r"cannot accept a connection \(Too many open files\); .* ulimit -n"):
+        answered(())
+    assert time.process_time() - began < 0.5
+
+
+def test_a_command_says_once_that_strangers_have_called_and_nothing_if_it_is_to_be_quiet(caplog, monkeypatch):
+    real = tcp.Listeners.__init__
+
+    def visited(self, *args, **more):
+        real(self, *args, **more)
+        for address in self.addresses.values():
+            with socket.create_connection(address) as s:
+                s.sendall(b"GET / HTTP/1.0\r\n\r\n" * 20)
+
+    monkeypatch.setattr(tcp.Listeners, "__init__", visited)
+    command = ["run", "bsp", "--data", "quadratic", "--steps", "2", "--runtime", "tcp", "--compute", "none"]
+    for quiet, lines in (([], 1), (["--quiet"], 0)):
+        caplog.clear()
+        assert main([*command, *quiet]) == 0
+        assert [r.levelname for r in caplog.records if r.name == "refsgd.tcp"] == ["WARNING"] * lines
 
 
 def test_frames_of_others_end_the_run_with_their_origin():

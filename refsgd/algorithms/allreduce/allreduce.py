@@ -72,7 +72,7 @@ def seats(workers: int, hosts: Sequence[int] | None, group: int | None) -> tuple
     return sorted(range(workers), key=hosts.__getitem__), group or devices[0]
 
 
-@declare(SUMMED, given=("hosts",), formula="allreduce")
+@declare(SUMMED, given=("hosts",), collective=True, formula="allreduce")
 def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Sequence[int] | None = None, *,
               collective: Collective = "ring", rings: int | None = None, group: int | None = None,
               columns: int | None = None) -> Deployment:
@@ -97,9 +97,9 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
                                  ("columns", columns, "torus")):
         if value is not None and collective != owner:
             raise ValueError(f"{option} {value} with collective {collective}; expected collective {owner}")
-        if value is not None and (value < 1 or (owner == "torus" and workers % value)):
+        if value is not None and (not 1 <= value <= 10_000 or (owner == "torus" and workers % value)):
             raise ValueError(f"{option} {value}; expected "
-                             + (f"a divisor of {workers}" if owner == "torus" else "at least 1"))
+                             + (f"a divisor of {workers}" if owner == "torus" else "1 to 10000"))
     if collective == "torus":
         reduce = partial(torus_allreduce, columns=columns)
     elif collective == "rings":

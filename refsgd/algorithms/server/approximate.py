@@ -40,7 +40,7 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.facts import Facts, declare
+from refsgd.algorithms.facts import Facts, Options, declare
 from refsgd.algorithms.parts import Model, Objective, Push, names, worker
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.server.mirrors import Barrier, Copy, Mirror, Significant, Taken
@@ -104,8 +104,16 @@ def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) 
     return [list(range(workers))[center] for center in chunks(workers, count)]
 
 
+def needs(options: Options, workers: int, momentum: float) -> dict[str, str]:
+    """Slack is that of `ssp`; a single data centre sends nothing to others."""
+    found = {} if options["local"] == "ssp" else {"staleness": "local ssp, whose slack it is"}
+    alone = 1 in (options["centers"], workers)
+    return found | dict.fromkeys(("threshold", "barrier", "ahead", "share") if alone else (),
+                                 "at least centers 2: a single data centre has nobody to send to")
+
+
 @declare(Facts(
-    ("servers", "groups"), because={"": "its servers pick the significant entries themselves"},
+    ("servers", "groups"), needs=needs, because={"": "its servers pick the significant entries themselves"},
     mean_of="the updates of its data centres are added, which multiplies the rate already",
     lost="the gradient that it was computing", copies=True, formula="approximate"))
 def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,

@@ -156,7 +156,7 @@ def downpour(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1,
         raise ValueError(f"momentum {sgd.momentum} with adagrad; expected 0")
     if micro < 1 or (micro > 1 and stages == 1):
         raise ValueError(f"micro {micro} with stages {stages}; expected at least 1, and 1 with one stage")
-    messages = sum(pushes_at(t, steps, push_every) + (t % fetch_every == 0) for t in range(steps))
+    messages = updates(1, steps, {"push_every": push_every}) - (-steps // fetch_every)
     given = steps, sgd, push_every, fetch_every, rotated
     if stages == 1:
         return deploy(problem, workers, steps, sgd, servers, rotated,

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.facts import Facts, declare
+from refsgd.algorithms.facts import Facts, Options, declare
 from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.blocks import Matrix, Policy, between, check, put, schedule, take
 from refsgd.algorithms.sgd import SGD, mean_gradient
@@ -114,9 +114,16 @@ def worker(rank: int, problem: Any, cut: Sequence[slice], steps: int) -> Program
     return x
 
 
+def needs(options: Options, workers: int, momentum: float) -> dict[str, str]:
+    """Blocks in turn have no conflicts, and only some have priorities."""
+    found = {"rho": "policy dependency-aware or prioritised"} if options["policy"] == "fixed" else {}
+    return found | ({} if options["policy"] == "prioritised" else {"eps": "policy prioritised"})
+
+
 @declare(Facts(
     because={"": "its scheduler says which blocks are exchanged, and none travels in parts"},
     only_sgd="it updates some blocks at a time, and averages would count all updates", timeless=True,
+    needs=needs, minimises=True,
     no_formula="how many blocks are scheduled together depends on the data and on chance"))
 def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy = "fixed",
            blocks: int | None = None, width: int | None = None, rho: float = 0.5,

@@ -58,7 +58,7 @@ def worker(rank: int, shared: Cell, problem: Objective, steps: int, sgd: SGD, at
 
 
 @declare(Facts(
-    because={"": "it shares memory and sends nothing"}, mean_of=ONE_WORKER,
+    because={"": "it shares memory and sends nothing"}, silent=True, mean_of=ONE_WORKER,
     only_sgd="it shares only parameters, and no node keeps the state of a rule",
     lost="what it has not added yet", formula="hogwild", gate=never))
 def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: bool = True,
@@ -74,8 +74,8 @@ def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: b
     parts : int
         Number of parts of the vector, at least 1.
     """
-    if parts < 1:
-        raise ValueError(f"parts {parts}; expected at least 1")
+    if not 1 <= parts <= 100_000:
+        raise ValueError(f"parts {parts}; expected 1 to 100000")
     if sgd.momentum:
         raise ValueError(f"momentum {sgd.momentum}; expected 0: hogwild has no shared velocity")
     shared = Cell(problem.x0, parts)

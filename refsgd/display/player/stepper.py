@@ -19,6 +19,7 @@ from refsgd.display.player import Player, player_html
 from refsgd.display.player.listing import title
 from refsgd.display.player.states import action_in_words, called, follow, rank, shown
 from refsgd.display.player.why import Why
+from refsgd.experiment.arguments import check_whole
 from refsgd.experiment.functions import Algorithm
 from refsgd.experiment.options.batches import text_of, weights_of
 from refsgd.experiment.prepare import Usage, prepare
@@ -100,6 +101,7 @@ class Stepper:
                  grain: Grain = "effect", schedule: Sequence[int] = (), **options: Any) -> None:
         if grain not in ("effect", "decision"):
             raise Usage(f"grain {grain!r}; expected effect or decision")
+        check_whole(1, workers=workers, servers=servers)
         if problem is None and "data" not in options:
             problem = quadratic(d=min(4, max(2, workers)), workers=max(1, workers),
                                 batches=weights_of(options.pop("batch", 1), workers))

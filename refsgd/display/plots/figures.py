@@ -48,11 +48,13 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int, links: 
     first = min(held, key=lambda w: w.end, default=None)
     start = max(0.0, first.start - 0.5 * window) if first and first.end > window else 0.0
     lane, labels, drawn = 0.0, {}, set[str]()
+    short = [name.split()[0] for name in traces]
     for name, trace in traces.items():
+        of = name.split()[0] if short.count(name.split()[0]) == 1 else name
         nodes = by_host(trace, trace.nodes)[:12]
         timeline(trace, ax, start, start + window, lane, nodes, causes=True, links=links)
         drawn |= causes_of(trace, start, start + window, nodes)
-        labels.update({row: f"{name.split()[0] + ' ' if len(traces) > 1 else ''}{label.get_text()}"
+        labels.update({row: f"{of + ' ' if len(traces) > 1 else ''}{label.get_text()}"
                        for row, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)})
         lane = max(labels) + 2
     ax.set_yticks(list(labels), list(labels.values()))

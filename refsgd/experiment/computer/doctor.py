@@ -123,11 +123,13 @@ def data_sets() -> Iterator[Finding]:
     """The available data sets."""
     from refsgd.problems.data import status
 
-    there = [row.name for row in status() if row.found == row.expected]
-    absent = [row.name for row in status() if row.found < row.expected]
-    yield Finding("data sets", OK,
-                  f"{', '.join(there)} available" + (f", {', '.join(absent)} missing" if absent else ""),
-                  "`refsgd data NAME` fetches one, or set REFSGD_DATA" if absent else "")
+    rows = status()
+    there = [row.name for row in rows if row.found == row.expected]
+    partial = [f"{row.name} partial ({row.note})" for row in rows if row.found < row.expected and row.note]
+    absent = [row.name for row in rows if row.found < row.expected and not row.note]
+    found = [f"{', '.join(there)} available", *partial, *([f"{', '.join(absent)} missing"] if absent else [])]
+    yield Finding("data sets", OK, ", ".join(found),
+                  "`refsgd data NAME` fetches one, or set REFSGD_DATA" if absent or partial else "")
 
 
 def clock() -> Iterator[Finding]:

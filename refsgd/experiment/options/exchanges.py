@@ -53,7 +53,7 @@ def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem 
         raise Usage(str(error)) from None
 
 
-def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem) -> None:
+def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem, servers: int) -> None:
     """Refuse an exchange that an algorithm does not have by its `facts`, or that says nothing; without facts
     `try_out` runs the reader's own."""
     said = asked(exchange)
@@ -71,6 +71,9 @@ def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem) 
             if option in said:
                 raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or "
                             "chunks:BYTES")
+    if "balance" in said and servers == 1:
+        raise Usage(f"balance {exchange.balance} with one server, which has all parts; expected servers 2 or "
+                    "more")
     if "feedback" in said and not exchange.compress:
         raise Usage("feedback off without compress; expected a codec, such as compress topk:0.01")
     if exchange.bucket and exchange.overlap == "none":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_problem, suggestion
@@ -12,9 +13,12 @@ from refsgd.experiment.options.batches import own_batches
 from refsgd.problems import Problem, classification, integer_gradients, quadratic
 from refsgd.problems.problem import described, one_image, with_batches
 from refsgd.problems.regression import generated
-from refsgd.problems.shapes import current_name, of_net, shape_only
+from refsgd.problems.shapes import of_net, shape_only
 
 DEFAULT_DATA = "digits"
+LARGEST_NET = 2**31  #: parameters of a net that is trained: 8 GiB in each of its vectors
+ABSTRACT = ("quadratic", "integers")  #: data without images, whose batches only weigh gradients
+REGRESSION = ("lasso", "logistic")
 
 
 def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
@@ -23,7 +27,6 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
     if shards not in ("iid", "by-label"):
         raise Usage(f"shards {shards!r}; expected iid or by-label")
     uneven = batch if isinstance(batch, Sequence) else ()
-    net = current_name(net)
     if net.startswith("shapes:"):
         if data not in ("none", DEFAULT_DATA):  # the default counts as not given
             raise Usage(f"data {data!r} with net {net}, which cannot learn; expected none")
@@ -49,7 +52,28 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
         built = nets.build(net, dataset.train_images.shape[1:])
     except ValueError as error:
         raise Usage(f"{error}; data {data} has images of shape {dataset.train_images.shape[1:]}") from None
+    if built.parameters > LARGEST_NET:
+        raise Usage(f"net {net} has {built.parameters:,} parameters for these images; expected at most "
+                    f"{LARGEST_NET:,}, or its sizes alone: shapes:{net}@{dataset.train_images.shape[1]}")
     return classification(dataset, built, workers, batch, seed, shards == "by-label")
+
+
+def check_used(own: bool, data: str, net: str | None, batch: Any, shards: str, usual: Any) -> None:
+    """Refuse what a problem would not use; one of your `own` has all of it, and a batch other than the
+    `usual` one was given."""
+    only, abstract = (net or "").startswith("shapes:"), data in ABSTRACT
+    what = "your own problem" if own else f"net {net}" if only else f"data {data}"
+    trained = not (abstract or data.partition(":")[0] in REGRESSION)
+    for said, unused, why in (
+            (f"data {data}", own and data != DEFAULT_DATA, "which has its own"),
+            (f"net {net}", net and (own or not (only or trained)), "whose gradients are not of a net"),
+            (f"batch {batch}", (own or abstract) and isinstance(batch, int) and batch != usual,
+             "which says how many images a gradient has" if own else
+             "whose gradients are not of images: batches weigh them only where they differ, such as 3,1"),
+            (f"shards {shards}", shards == "by-label" and (own or abstract or only),
+             "which divides its own data" if own else "which has no labels")):
+        if unused:
+            raise Usage(f"{said} with {what}, {why}; expected none")
 
 
 def _in_shape_only(net: str, batch: int | Sequence[int]) -> Problem:
@@ -57,13 +81,11 @@ def _in_shape_only(net: str, batch: int | Sequence[int]) -> Problem:
     from refsgd.problems.nn.nets import NAMES
 
     name = net.removeprefix("shapes:")
-    if name.isdecimal() and int(name) > 0:
-        return shape_only(int(name), batch)
-    if re.split("[:@]", name)[0] not in NAMES:
+    if not (name.isdecimal() and int(name)) and re.split("[:@]", name)[0] not in NAMES:
         raise Usage(f"net {net!r}; expected shapes: and a number of parameters, at least 1, or a net, e.g. "
                     "shapes:25557032, shapes:resnet50@224")
     try:
-        return of_net(name, batch)
+        return shape_only(int(name), batch) if name.isdecimal() else of_net(name, batch)
     except ValueError as error:
         raise Usage(str(error)) from None
 

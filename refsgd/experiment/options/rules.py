@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.adaptive import LARS, Adam
-from refsgd.algorithms.facts import Facts
+from refsgd.algorithms.facts import ONE_WORKER, Facts
 from refsgd.algorithms.sgd import SGD, Warmup, parse_schedule
 from refsgd.experiment.arguments import Usage
 from refsgd.problems import Problem
@@ -22,9 +22,11 @@ def together(name: str, facts: Facts, options: Mapping[str, Any], workers: int) 
     """How many workers' gradients an update is the mean of, for linear scaling; refuses an algorithm that has
     no such mean."""
     try:
-        if callable(facts.mean_of):
-            return facts.mean_of(workers, options)
-        raise ValueError(facts.mean_of)
+        if not callable(facts.mean_of):
+            raise ValueError(facts.mean_of)
+        if (count := facts.mean_of(workers, options)) == 1 < workers:
+            raise ValueError(ONE_WORKER)
+        return count
     except ValueError as why:
         raise Usage(f"scale_lr with {name}: {why}; expected the rate itself: lr") from None
 
@@ -64,8 +66,15 @@ def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, A
             raise ValueError(f"schedule cosine with {name}: how many updates a run makes is known at its "
                              "end; expected cosine(updates), such as cosine(1000)")
         schedule = parse_schedule(training.schedule, before + (updates or 0))
-        if facts.unscheduled and (training.warmup or training.schedule.startswith("cosine")):
-            raise ValueError(f"warmup or cosine with {name}: {facts.unscheduled}; expected neither")
+        moved = training.warmup or training.schedule != "constant"
+        if facts.unscheduled and moved:
+            raise ValueError(f"warmup or schedule with {name}: {facts.unscheduled}; expected neither")
+        rate = OPTIMISERS[training.optimiser][1]
+        if facts.minimises and problem.coordinates is not None and (
+                moved or training.scale_lr or training.shards != "iid" or training.lr != rate):
+            raise ValueError(f"lr, schedule, warmup, scale_lr or shards with {name} and data "
+                             f"{problem.describe['data']}: each step goes to the minimum along a coordinate, "
+                             "from all rows in order; expected none of them")
         scale = together(name, facts, options, workers) if training.scale_lr else 1
         if training.warmup:
             start = 1 / scale if training.scale_lr else 1 / (training.warmup + 1)

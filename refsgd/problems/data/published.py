@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refsgd.problems.data.formats import DataError
-from refsgd.problems.data.sets import NAMES, files, folders, user_cache
+from refsgd.problems.data.formats import RECORD_BYTES, DataError
+from refsgd.problems.data.sets import NAMES, RECORDS, files, folders, load, user_cache
 
 # Where the files are published, and a mirror.
 ADDRESSES = {
@@ -50,6 +50,14 @@ class Status(NamedTuple):
     folder: Path | None
     found: int
     expected: int
+
+    @property
+    def note(self) -> str:
+        """What a partial set that can be used lacks."""
+        try:
+            return load(self.name).note if self.found < self.expected else ""
+        except DataError:
+            return ""
 
 
 def status() -> list[Status]:
@@ -111,6 +119,9 @@ def _unpack(archive: Path, folder: Path) -> None:
         for file in files("cifar10"):
             if file not in members:
                 raise DataError(f"{archive}: no {file} in it, expected the binary version of CIFAR-10")
+            if members[file].size > RECORDS * RECORD_BYTES:
+                raise DataError(f"{archive}: {file} of {members[file].size} bytes, expected "
+                                f"{RECORDS * RECORD_BYTES}")
             source = tar.extractfile(members[file])
             assert source is not None  # a regular file
             part = folder / f"{file}.part"

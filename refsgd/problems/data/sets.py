@@ -23,7 +23,8 @@ _IDX_COUNTS = {"train": 60_000, "t10k": 10_000}
 
 _CIFAR_MEAN = np.array([0.4914, 0.4822, 0.4465], np.float32)
 _CIFAR_DEVIATION = np.array([0.2470, 0.2435, 0.2616], np.float32)
-_CIFAR_RECORDS = 10_000
+RECORDS = 10_000
+LARGEST = 200_000  # values in a synthetic image, of which there are 2,500
 # Not a published file: the first 1,000 records of test_batch.bin, for machines without the rest.
 _CIFAR_PREFIX, _CIFAR_PREFIX_RECORDS = "test_batch_first1000.bin", 1_000
 
@@ -168,6 +169,8 @@ def load(name: str) -> Dataset:
         if len(sizes) != 3 or not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
             raise DataError(f"data set is {name!r}, expected synthetic:HxWxC as in synthetic:32x32x3")
         height, width, channels = map(int, sizes)
+        if height * width * channels > LARGEST:
+            raise DataError(f"data set is {name!r}, expected at most {LARGEST:,} values in an image")
         return synthetic((height, width, channels))
     raise DataError(f"data set is {name!r}, expected one of {', '.join(NAMES)}")
 
@@ -196,11 +199,7 @@ def _load_idx(name: str) -> Dataset:
     for part, count in _IDX_COUNTS.items():
         for kind, dimensions in kinds.items():
             path = folder / f"{part}-{kind}"
-            found = read_idx(path, dimensions)
-            expected = (count, 28, 28)[:dimensions]
-            if found.shape != expected:
-                raise DataError(f"{path}: array of shape {found.shape}, expected {expected}")
-            arrays[f"{part}-{kind[:6]}"] = found
+            arrays[f"{part}-{kind[:6]}"] = read_idx(path, (count, 28, 28)[:dimensions])
     train, test = (_scaled(arrays[f"{part}-images"][..., np.newaxis], *_IDX_SCALE[name])
                    for part in ("train", "t10k"))
     return Dataset(name, train, arrays["train-labels"].astype(np.int64),
@@ -224,19 +223,19 @@ def _load_cifar() -> Dataset:
             break
     else:
         find("cifar10", files("cifar10"))  # raises: none of the files is anywhere
-    test, records = place / "test_batch.bin", _CIFAR_RECORDS
+    test, records = place / "test_batch.bin", RECORDS
     if not test.is_file() and (place / _CIFAR_PREFIX).is_file():
         test, records = place / _CIFAR_PREFIX, _CIFAR_PREFIX_RECORDS
     if not test.is_file():
         raise DataError(f"cifar10: {place} lacks test_batch.bin, expected the 6 published files")
-    parts = [read_cifar(path, _CIFAR_RECORDS) for path in batches]
+    parts = [read_cifar(path, RECORDS) for path in batches]
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     test_pixels, test_labels = read_cifar(test, records)
     partial = {}
     if len(batches) < 5:
-        partial["train"] = f"{len(labels)} of {5 * _CIFAR_RECORDS} training images"
-    if records < _CIFAR_RECORDS:
-        partial["test"] = f"the first {records} of {_CIFAR_RECORDS} test images"
+        partial["train"] = f"{len(labels)} of {5 * RECORDS} training images"
+    if records < RECORDS:
+        partial["test"] = f"the first {records} of {RECORDS} test images"
     train, test_images = (_scaled(raw, _CIFAR_MEAN, _CIFAR_DEVIATION) for raw in (pixels, test_pixels))
     return Dataset("cifar10", train, labels.astype(np.int64), test_images, test_labels.astype(np.int64), 10,
                    partial)

@@ -3,7 +3,8 @@
 Frames, queue and decoder are those of `refsgd.runtimes.transports.wire`.  The launcher makes all listening
 sockets before the fork, so ports are known and no call comes too early; the process with the higher index
 calls.  Before any payload, both sides prove that they know the run's secret, which is never sent: each proof
-is valid for one side of one connection and accepted once.  A caller without a proof is dropped and logged.
+is valid for one side of one connection and accepted once.  A caller without a proof is dropped; the launcher
+logs the number of those at the end of the run, in one line.
 
 A lost connection raises no error here: only the launcher can distinguish the failed process from its
 neighbours.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import mmap
 import os
 import selectors
 import socket
@@ -61,17 +63,23 @@ class Listeners:
         self.sockets = {process: socket.create_server(("127.0.0.1", 0), backlog=len(processes) + 16)
                         for process in self.processes}
         self.addresses = {process: s.getsockname()[:2] for process, s in self.sockets.items()}
+        #: connections that each process has refused, in memory that all share
+        self.refused = memoryview(mmap.mmap(-1, 8 * len(self.processes))).cast("q")
 
     def connect(self, process: str) -> Sockets:
         """The transport of one process; called in that process, it waits until all peers are connected."""
         me = self.processes.index(process)
+
+        def refuse() -> None:
+            self.refused[me] += 1
+
         for other, s in self.sockets.items():
             if other != process:
                 s.close()
         with self.sockets[process] as listener:
             peers = [call(self.addresses[other], self.secret, me, k)
                      for k, other in enumerate(self.processes[:me])]
-            peers += answer(listener, self.secret, me, range(me + 1, len(self.processes)))
+            peers += answer(listener, self.secret, me, range(me + 1, len(self.processes)), refuse=refuse)
         others = [other for other in self.processes if other != process]
         return Sockets(self, process, dict(zip(others, peers)))
 
@@ -81,7 +89,10 @@ class Listeners:
             s.close()
 
     def close(self) -> None:
-        """Close sockets and wake-ups."""
+        """Close sockets and wake-ups, and log how many strangers have called."""
+        if count := sum(self.refused):
+            log.warning("refused %d connections from strangers before the run began; it went on without them",
+                        count)
         self.forked()
         for wake_up in self.wake_ups.values():
             wake_up.close()
@@ -129,13 +140,15 @@ def _identify(s: socket.socket, secret: bytes, me: int, expected: set[int]) -> i
 
 
 def answer(listener: socket.socket, secret: bytes, me: int, peers: Sequence[int],
-           timeout: float = PATIENCE) -> list[socket.socket]:
-    """Accept until all peers have proved themselves; strangers are dropped and logged."""
+           timeout: float = PATIENCE, refuse: Callable[[], None] = lambda: None) -> list[socket.socket]:
+    """Accept until all peers have proved themselves; strangers are dropped, the oldest also where no more
+    files may be open, and `refuse` is called for each."""
     found = dict[int, socket.socket]()
     end = time.monotonic() + timeout
     with selectors.DefaultSelector() as poll, ExitStack() as unless_complete:
         def drop(s: Any, why: object) -> None:
-            log.warning("refused a connection from %s:%d: it %s", *poll.unregister(s).data[1], why)
+            log.info("refused a connection from %s:%d: it %s", *poll.unregister(s).data[1], why)
+            refuse()
             s.close()
 
         listener.setblocking(False)
@@ -147,12 +160,22 @@ def answer(listener: socket.socket, secret: bytes, me: int, peers: Sequence[int]
             for key, _ in poll.select(0.25):
                 s: Any = key.fileobj
                 if s is listener:
-                    with suppress(BlockingIOError, ConnectionError):
+                    try:
                         s, address = listener.accept()
-                        unless_complete.enter_context(s)
-                        s.setblocking(False)
-                        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)  # all of it, or none
-                        poll.register(s, selectors.EVENT_READ, (time.monotonic() + CALL, address))
+                    except (BlockingIOError, ConnectionError):
+                        continue
+                    except OSError as error:  # no descriptor is left
+                        waiting = [key for key in poll.get_map().values() if key.fileobj is not listener]
+                        if not waiting:
+                            raise OSError(f"process {me} cannot accept a connection ({error.strerror}); "
+                                          "expected a higher limit: ulimit -n 4096") from None
+                        oldest = min(waiting, key=lambda key: key.data[0])
+                        drop(oldest.fileobj, "waited while no more files could be opened")
+                        break  # what was ready may be closed
+                    unless_complete.enter_context(s)
+                    s.setblocking(False)
+                    s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, HELLO.size)  # all of it, or none
+                    poll.register(s, selectors.EVENT_READ, (time.monotonic() + CALL, address))
                     continue
                 try:
                     found[_identify(s, secret, me, missing - found.keys())] = s
