@@ -227,7 +227,7 @@ class Plan:
         self._role, self._faults = role, list(faults)
         self._steps: Counter[str] = Counter()
         self._slower: dict[str, float] = {}
-        self._later: dict[tuple[str, str], float] = {}
+        self._later = self.delays = dict[tuple[str, str], float]()  # so far
 
     def begins(self, node: str, kind: str,
                piece: tuple[str, int, float, bool, bool] | None = None) -> list[Fault]:
@@ -247,7 +247,7 @@ class Plan:
 
     def slower(self, node: str) -> float:
         """The factor by which a node's computing takes longer."""
-        return self._slower.get(node, 1.0)
+        return self._slower.get(node, 1.0) if self._slower else 1.0
 
     def later(self, node: str, to: str) -> float:
         """The seconds by which a node's messages to another arrive later."""

@@ -98,15 +98,6 @@ class Faulty(Simulator):
         if task.node not in self.dead:
             super().compute(task, effect)
 
-    def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
-        return super()._duration(task, kind, effect) * self._faults.slower(task.node)
-
-    def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Send a message, delayed by a fault if it uses links."""
-        if self._ways[task.node, to]:
-            start += self._faults.later(task.node, to)
-        super()._post(task, to, body, number, nbytes, start)
-
     # -- the dead do nothing, and the paused do it later ---------------------------------------------------
 
     def _acts(self, node: str, call: Any, *args: Any) -> bool:

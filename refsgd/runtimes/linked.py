@@ -1,4 +1,5 @@
-"""Engines whose messages occupy links; `refsgd.cluster.links` has the formulas and the path of each message.
+"""Engines whose messages occupy links and whose programs occupy processors, slower and later where faults say
+so; `refsgd.cluster.links` has the formulas and the path of each message.
 
 The process that sends a message serves the first link of its path; the message carries the start of its
 transmission.  The process that receives it serves all others, each at the time when the head is due there, so
@@ -8,14 +9,16 @@ that heads are served in order.  In virtual time one engine does both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from refsgd.cluster.cores import Processors
 from refsgd.cluster.links import Hop, Network
-from refsgd.effects import Deployment
+from refsgd.effects import Compute, Deployment
 from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
+from refsgd.runtimes.faults import Plan
 from refsgd.trace import Use
 
 if TYPE_CHECKING:
@@ -41,6 +44,37 @@ class Linked(Engine):
         self._priority = priority if any(priority.values()) else {}
         self._waiting = defaultdict[int, list[Any]](list)  # by link
         self._order = count()
+        self._shared: Mapping[str, Processors] = {}  # of hosts whose programs share them
+        self._faults = Plan((), self.roles)
+
+    # -- processors ----------------------------------------------------------------------------------------
+
+    def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
+        """The time that a computation takes if no other program shares its processors."""
+        return task.draws.duration(kind, effect) * self._faults.slower(task.node)
+
+    def _occupy(self, task: Task, seconds: float) -> float:
+        """When a computation that begins now ends, unless other programs of its host begin before."""
+        shared = self._shared.get(task.host)
+        return self.now + seconds if shared is None else shared.begin(task, self.now, seconds)
+
+    def _when_served(self, due: float, call: Callable[..., None], task: Task, *args: Any) -> None:
+        """Call `call` at the end of a computation."""
+        if task.host in self._shared:
+            self._at(due, RESUME, task.rank, self._served, self._sequence + 1, call, task, *args)
+        else:
+            self._at(due, RESUME, task.rank, call, task, *args)
+
+    def _served(self, turn: int, call: Callable[..., None], task: Task, *args: Any) -> None:
+        """The end of a computation, unless others that began in between have moved it; ties keep their
+        order."""
+        due = self._shared[task.host].due(task)
+        if due > self.now:
+            heappush(self._agenda, (due, RESUME, task.rank, turn, self._served, (turn, call, task, *args)))
+        else:
+            call(task, *args)
+
+    # -- links ---------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
         """When the transmission of a message begins; with priorities, now and until the link has decided."""
@@ -90,7 +124,9 @@ class Linked(Engine):
             self._turn(link)
 
     def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
-        """Send a message that begins to leave at `start`."""
+        """Send a message that begins to leave at `start`; a fault delays it if it uses links."""
+        if self._faults.delays and self._ways[task.node, to]:
+            start += self._faults.later(task.node, to)
         self._enters(start, (to, task.node, body, number, nbytes, 0))
 
     def _enters(self, start: float, message: tuple[str, str, Any, int, int, int]) -> None:

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from heapq import heappop, heappush
 from itertools import chain
 from typing import Any
 
 from refsgd.cluster import prices
-from refsgd.cluster.cores import Processors, of_hosts
+from refsgd.cluster.cores import of_hosts
 from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
@@ -152,7 +151,7 @@ class Simulator(Linked):
         result = self.result(task, effect)
         seconds = self._duration(task, effect.kind, effect)
         if task.host in self._shared:
-            self._occupy(task, seconds, self.computed, self.now, effect, result)
+            self._when_served(self._occupy(task, seconds), self.computed, task, self.now, effect, result)
         else:
             now = self.now
             self._sequence += 1  # as in `_at`, where to pack *args takes as long as the heap
@@ -162,32 +161,7 @@ class Simulator(Linked):
     def add(self, task: Task, effect: Add) -> None:
         """Read now, and write after the time that it takes."""
         seconds = self._duration(task, "update") * share_of(effect)
-        self._occupy(task, seconds, self.added, effect, read(effect), self.tickets)
-
-    def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
-        return task.draws.duration(kind, effect)
-
-    def _occupy(self, task: Task, seconds: float, call: Callable[..., None], *args: Any) -> None:
-        """`call` when a program has computed for so long, or for longer where others of its host compute
-        as well."""
-        shared = self._shared.get(task.host)
-        if shared is None:
-            self._at(self.now + seconds, RESUME, task.rank, call, task, *args)
-        else:
-            turn = self._sequence + 1
-            self._at(shared.begin(task, self.now, seconds), RESUME, task.rank,
-                     partial(self._served, shared, turn, call), task, *args)
-
-    def _served(self, shared: Processors, turn: int, call: Callable[..., None], task: Task,
-                *args: Any) -> None:
-        """The end of a computation, unless others that began in between have moved it; ties keep their
-        order."""
-        due = shared.due(task)
-        if due > self.now:
-            again: Callable[..., None] = partial(self._served, shared, turn, call, task)
-            heappush(self._agenda, (due, RESUME, task.rank, turn, again, args))
-        else:
-            call(task, *args)
+        self._when_served(self._occupy(task, seconds), self.added, task, effect, read(effect), self.tickets)
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from heapq import heappop
 from typing import Any, NamedTuple
 
@@ -88,7 +87,7 @@ class Driver(Linked):
         self.lateness = {name: Lateness() for name in self.tasks}
         priced, loads = prices.of_nodes(machine, deployment), prices.loads(machine, deployment)
         for task in self.all_tasks:
-            task.draws = Draws(priced[task.node], seed, task.node, task.index)
+            task.draws, task.host = Draws(priced[task.node], seed, task.node, task.index), process
         self._table, self._run, self._words = table, table.run, table.process[process]
         self._log = StatusLog(table, process)
         self._dead: set[str] = set()  # processes
@@ -104,7 +103,7 @@ class Driver(Linked):
             self._priority = {}
         self._left: dict[str, float] = {}  # when the last message of each node had left it
         shared = of_hosts(machine.cores, [(process, task, loads[task.node]) for task in self.all_tasks])
-        self._processors = shared.get(process) if self.paced else None
+        self._shared = shared if self.paced else {}
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
         self._effects = 0
         self._next: dict[tuple[str, str], int] = {}  # number of the next message by channel
@@ -303,7 +302,7 @@ class Driver(Linked):
         seconds = self._duration(task, "update") * share_of(effect) if self.paced else 0.0
         due = self._occupy(task, seconds)
         seen = cells.before(effect)
-        self._at(due, RESUME, task.rank, self._served, task, due, lambda _: self.added(task, effect, seen))
+        self._when_served(due, self.added, task, effect, seen)
 
     # -- computing -----------------------------------------------------------------------------------------
 
@@ -322,21 +321,6 @@ class Driver(Linked):
         done = self._computing.do(Job(task, effect, start, due, priced))
         if done is not None:
             self._finish(done)
-
-    def _duration(self, task: Task, kind: str, effect: Compute | None = None) -> float:
-        return task.draws.duration(kind, effect) * self._faults.slower(task.node)
-
-    def _occupy(self, task: Task, seconds: float) -> float:
-        """When a computation of this length ends, unless other programs of the process begin in between."""
-        return self._processors.begin(task, self.now, seconds) if self._processors else self.now + seconds
-
-    def _served(self, task: Task, due: float, call: Callable[[float], None]) -> None:
-        """Call `call` when a computation is due, which may be later if others have begun since."""
-        moved = self._processors.due(task) if self._processors else due
-        if moved > due:
-            self._at(moved, RESUME, task.rank, self._served, task, moved, call)
-        else:
-            call(due)
 
     def _suffer(self, fault: Fault) -> None:
         """Carry out a planned fault of a node here, as it begins a step."""
@@ -366,13 +350,18 @@ class Driver(Linked):
         if not self.paced:  # a due time of 0 would overtake every message
             due = done.ended - self.began + (self._faults.slower(task.node) - 1) * done.took
         elif priced:
-            end = self._processors.due(task) if self._processors else due
-            record.overrun += max(0.0, done.ended - self.began - end)
-        self._at(due, RESUME, task.rank, self._served, task, due, partial(self._resume_compute, done))
+            record.overrun += max(0.0, done.ended - self.began - self._due(done.job))
+        self._when_served(due, self._resume_compute, task, done)
 
-    def _resume_compute(self, done: Done, due: float) -> None:
-        (task, effect, start, _, priced), late = done.job, 0.0
+    def _due(self, job: Job) -> float:
+        """When a Compute ends in nominal time, unless other programs of the process begin before."""
+        shared = self._shared.get(self.here)
+        return job.due if shared is None else shared.due(job.task)
+
+    def _resume_compute(self, task: Task, done: Done) -> None:
+        (_, effect, start, _, priced), late = done.job, 0.0
         if self.paced:
+            due = self._due(done.job)
             late = max(0.0, self.clock() - due)
             self.lateness[task.node].seen(late)
             if priced and late > SLACK:
@@ -389,14 +378,13 @@ class Driver(Linked):
     def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hand a message to the transport, or put one for this process on the agenda."""
         src, there = task.node, self.process_of[to]
-        if there != self.here or self._ways[src, to]:  # otherwise through memory, without delay
-            start += self._faults.later(src, to)
         if there == self.here:
             super()._post(task, to, body, number, nbytes, start)
         elif there not in self._dead:
             self._sent_to[there] += 1
             try:
-                self.transport.post(there, body, task.rank, self.rank[to], number, start)
+                self.transport.post(there, body, task.rank, self.rank[to], number,
+                                    start + self._faults.later(src, to))
             except TypeError as error:
                 raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
 
