@@ -225,7 +225,7 @@ def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[st
                 "".join(LETTERS[findings.index(e.says)] for e in s.candidate.evidence))
 
     heads = (("strategy", 0), ("pass", 0), ("factor", 0), ("iteration", 3), ("images/s", 2), ("eff", 1),
-             ("idle", 5), ("stale", 5), ("sent", 6), ("memory", 4), ("waits for", 7), ("see", 2))
+             ("idle", 5), ("stale", 5), ("sent", 6), ("memory", 4), ("waits for", 7), ("see", 3))
     rows = [(s, *[""] * (len(heads) - 1)) if isinstance(s, str) else cells(s) for s in shown]
     columns = [Column(head, list(own), rank, head not in ("strategy", "waits for", "see"))
                for (head, rank), own in zip(heads, zip(*rows))]
