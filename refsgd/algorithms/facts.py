@@ -73,9 +73,8 @@ class Facts:
     layered: bool = False  #: whether gradients are always exchanged layer by layer
     codec: Callable[[Options], str] | None = None  #: the codec that is part of the algorithm
 
-    #: its own options that change nothing beside the others, with a number of workers and a momentum, and
-    #: what they need
-    needs: Callable[[Options, int, float], Mapping[str, str]] | None = None
+    #: its own options that change nothing beside the others, with a number of workers, and what they need
+    needs: Callable[[Options, int], Mapping[str, str]] | None = None
 
     # update rule
     #: of one copy of the parameters in a run; None where that depends on the run
@@ -84,7 +83,7 @@ class Facts:
     mean_of: Callable[[int, Options], int] | str = all_workers
     only_sgd: str = ""  #: why it takes no other rule
     not_lars: str = ""  #: why it takes no rule that needs whole layers
-    unscheduled: str = ""  #: why there is neither warm-up nor a schedule
+    unscheduled: str = ""  #: why there is neither warm-up nor a cosine schedule
     minimises: bool = False  #: whether it goes to the minimum along coordinates of which that is known
 
     # machine
@@ -174,7 +173,7 @@ SUMMED = Facts(
 REPLICAS = Facts(because={"": "it exchanges parameters, which are whole only after the update"})
 
 
-def replicated(options: Options, workers: int, momentum: float) -> Mapping[str, str]:
+def replicated(options: Options, workers: int) -> Mapping[str, str]:
     """Only replicas of a stage have a collective."""
     alone = options["stages"] in (None, workers)
     return {"collective": "more workers than stages: a stage of one replica has no peers"} if alone else {}

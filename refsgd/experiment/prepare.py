@@ -362,8 +362,7 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
     workers, machine = training.on_machine(facts.single)
     replicas = pipelines.replicas(facts, workers, options)
     batch = batches_of(training.batch, replicas, machine, facts.share != "worker" and replicas == 1)
-    unused.check_own(name, facts, with_defaults(function, options), with_defaults(function, {}), workers,
-                     training.momentum)
+    unused.check_own(name, facts, with_defaults(function, options), with_defaults(function, {}), workers)
     own = problem
     problem = training.problem(problem, facts.share, replicas, batch)
     steps = training.length(problem, facts.portions)

@@ -20,6 +20,7 @@ from typing import Any
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients
@@ -83,7 +84,9 @@ def clip(value: Any) -> Any:
 
 
 def _seen(algorithm: str, **arguments: Any) -> dict[str, Any]:
-    """Hashes and metrics of a run, or why it is refused."""
+    """Hashes and metrics of a run, with servers if it may have them, or why it is refused."""
+    if not facts_of(CATALOGUE[algorithm]).served:
+        arguments.pop("servers", None)
     try:
         result = refsgd.run(algorithm, data="quadratic", workers=4, steps=12, lr=0.05, **arguments)
     except ValueError as error:

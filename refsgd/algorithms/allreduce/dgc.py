@@ -53,8 +53,7 @@ from refsgd.effects import Deployment
 @declare(SUMMED, takes=("overlap", "bucket"), codec=lambda options: f"dgc:{options['ratio']}", formula="dgc",
          because={**SUMMED.because, "compress": "it compresses by its own ratio",
                   "feedback": "its residual is part of the algorithm"},
-         only_sgd="it applies momentum before it chooses entries",
-         needs=lambda options, workers, momentum: {} if momentum else {"masking": "a momentum, such as 0.9"})
+         only_sgd="it applies momentum before it chooses entries")
 def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float = 0.01,
         masking: bool = True) -> Deployment:
     """Deploy deep gradient compression, which `refsgd.algorithms.compression` does.

@@ -104,7 +104,7 @@ def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) 
     return [list(range(workers))[center] for center in chunks(workers, count)]
 
 
-def needs(options: Options, workers: int, momentum: float) -> dict[str, str]:
+def needs(options: Options, workers: int) -> dict[str, str]:
     """Slack is that of `ssp`; a single data centre sends nothing to others."""
     found = {} if options["local"] == "ssp" else {"staleness": "local ssp, whose slack it is"}
     alone = 1 in (options["centers"], workers)

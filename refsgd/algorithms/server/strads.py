@@ -114,7 +114,7 @@ def worker(rank: int, problem: Any, cut: Sequence[slice], steps: int) -> Program
     return x
 
 
-def needs(options: Options, workers: int, momentum: float) -> dict[str, str]:
+def needs(options: Options, workers: int) -> dict[str, str]:
     """Blocks in turn have no conflicts, and only some have priorities."""
     found = {"rho": "policy dependency-aware or prioritised"} if options["policy"] == "fixed" else {}
     return found | ({} if options["policy"] == "prioritised" else {"eps": "policy prioritised"})

@@ -67,8 +67,8 @@ def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, A
                              "end; expected cosine(updates), such as cosine(1000)")
         schedule = parse_schedule(training.schedule, before + (updates or 0))
         moved = training.warmup or training.schedule != "constant"
-        if facts.unscheduled and moved:
-            raise ValueError(f"warmup or schedule with {name}: {facts.unscheduled}; expected neither")
+        if facts.unscheduled and (training.warmup or training.schedule.startswith("cosine")):
+            raise ValueError(f"warmup or cosine with {name}: {facts.unscheduled}; expected neither")
         rate = OPTIMISERS[training.optimiser][1]
         if facts.minimises and problem.coordinates is not None and (
                 moved or training.scale_lr or training.shards != "iid" or training.lr != rate):

@@ -136,11 +136,11 @@ def check(experiments: Sequence[Experiment], stated: Sequence[str]) -> None:
             raise Usage(f"--{flag} changes nothing of {experiments[0].name}: {whys[0]}; expected no --{flag}")
 
 
-def check_own(name: str, facts: Facts, options: Mapping[str, Any], usual: Mapping[str, Any], workers: int,
-              momentum: float) -> None:
+def check_own(name: str, facts: Facts, options: Mapping[str, Any], usual: Mapping[str, Any],
+              workers: int) -> None:
     """Refuse an algorithm's own options that change nothing beside the others, where they are not the `usual`
     ones."""
-    needs = facts.needs(options, workers, momentum) if facts.needs else {}
+    needs = facts.needs(options, workers) if facts.needs else {}
     for option, what in needs.items():
         if options[option] != usual[option]:
             raise Usage(f"{option} {options[option]} changes nothing of {name} here; expected {what}")
