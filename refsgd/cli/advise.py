@@ -111,7 +111,7 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
     from refsgd.problems.nn import nets
 
     check_net(args.net, ", or --parameters and --flops")
-    image = "224,224,3" if args.image is None else args.image
+    args.image = image = "224,224,3" if args.image is None else args.image
     if not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4}){2}", image, re.ASCII):
         raise Usage(f"--image {image}; expected height, width and channels, such as 224,224,3")
     try:
