@@ -16,6 +16,7 @@ import refsgd.collectives
 import refsgd.problems.data
 import refsgd.testing
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import declare
 from refsgd.algorithms.gossip import graphs
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems.nn import elementwise, kernels, vector
@@ -25,17 +26,17 @@ PUBLIC = ("refsgd", "refsgd.effects", "refsgd.algorithms.gossip.graphs", "refsgd
           "refsgd.algorithms", "refsgd.cluster.distributions", "refsgd.cluster.machine", "refsgd.cluster.links",
           "refsgd.problems.problem", "refsgd.problems.layers", "refsgd.problems.chain",
           "refsgd.problems.data", "refsgd.problems.nn.layers", "refsgd.problems.nn.nets",
-          "refsgd.experiment.result", "refsgd.trace.events", "refsgd.trace.run", "refsgd.theory.predict",
+          "refsgd.experiment.result", "refsgd.display.result", "refsgd.trace.events", "refsgd.trace.run", "refsgd.theory.predict",
           "refsgd.theory.prediction", "refsgd.testing")
 #: modules of public packages that only the package itself uses
 INSIDE = ("refsgd.problems.data.formats", "refsgd.problems.data.published")
-NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "predict", "replay",
-         "run")
+NAMES = ("Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "compare", "player", "plot", "predict",
+         "replay", "run")
 #: the parts of a problem that users build besides what the packages export
 BUILT = ("Block", "Chain", "LayerByLayer", "Layers")
 #: what users take from the modules of graphs, which name the graphs themselves, and of results
 GRAPHS = (*(graph.__name__ for graph in graphs.GRAPHS.values()), "one_peer_exponential", "metropolis", "spectral_gap")
-RETURNED = ("Result", "final_parameters", "parameters_sha256")
+RETURNED = ("Result", "final_parameters", "parameters_sha256", "player", "plot")
 #: what describes a cluster
 DESCRIBED = ("Distribution", "Link", "Machine")
 MODULES = [m.name for m in pkgutil.walk_packages(refsgd.__path__, "refsgd.")
@@ -65,7 +66,7 @@ def defined(module):
 
 def held(name):
     """The documented things of a public module: of an algorithm, which is read as a whole, what deploys
-    it, its update rule and its graphs; of results what users call; of collectives and the conformance kit
+    it, its facts, its update rule and its graphs; of results what users call; of collectives and the conformance kit
     what their packages export; of problems and data what their packages export and what users build; of
     clusters what users describe."""
     things = dict(defined(importlib.import_module(name)))
@@ -81,7 +82,7 @@ def held(name):
         return {own: thing for own, thing in things.items() if own.split(".")[0] in (*GRAPHS, *RETURNED)}
     whole = not name.startswith("refsgd.algorithms.")
     return {own: thing for own, thing in things.items()
-            if whole or thing is SGD or thing in CATALOGUE.values()}
+            if whole or thing in (SGD, declare) or thing in CATALOGUE.values()}
 
 
 def parameters(doc):
@@ -140,7 +141,7 @@ def inherited(module, own):
 
 
 def test_the_public_names_are_those_that_are_documented():
-    assert refsgd.__all__ == list(NAMES) and all(hasattr(refsgd, name) for name in NAMES)
+    assert sorted({*refsgd.__all__} - {"__version__"}) == list(NAMES) and all(hasattr(refsgd, name) for name in NAMES)
     listed = re.findall(r"^   (refsgd[.\w]+)$", API.read_text(), re.MULTILINE)
     assert set(listed) == {*PUBLIC[1:], *(f"refsgd.{name}" for name in NAMES)}
 

@@ -103,7 +103,7 @@ def test_a_file_imports_what_lies_beside_it(tmp_path, monkeypatch):
 
 def test_an_own_function_with_a_name_of_the_catalogue_gets_none_of_its_formulas():
     figures = refsgd.predict(NAME, data="quadratic", workers=2, steps=3)
-    assert not figures and "no formula knows pipedream" in figures.missing["seconds"]
+    assert not figures and "there is no formula for pipedream" in figures.missing["seconds"]
     assert refsgd.predict(CATALOGUE["bsp"], data="quadratic") == refsgd.predict("bsp", data="quadratic")
 
 

@@ -1,12 +1,13 @@
-"""The facts of an algorithm that its programs do not show: what runs, formulas, tables and tests must know.
+"""The facts of an algorithm that its programs do not show, but that runs, formulas, tables and tests need.
 
-A deployment function declares them, and nobody else says anything about an algorithm::
+A deployment function declares them, and they are written nowhere else::
 
-    @declare(SERVED, updates=each_push, mean_of=ONE_WORKER, lost="the gradient that it was computing")
+    @declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="asp")
     def asp(problem, workers, steps, sgd, servers=1, rotated=False): ...
 
-Where they depend on the algorithm's own options, `declare` gets a function of these.  A reader's function may
-declare facts, too.
+`SERVED`, `SUMMED`, `REPLICAS` and `STAGES` are the facts of four families; an algorithm names those in which
+it differs.  If they depend on the algorithm's own options, `declare` gets a function that takes the options
+and returns `Facts`.  A function of your own may declare facts, too.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
-Options = Mapping[str, Any]  #: the algorithm's own, with their defaults
+Options = Mapping[str, Any]  #: the algorithm's own options; those that were not given have their defaults
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-#: what a deployment function may be given besides problem, workers, steps, rule and its own options
+#: parameters that a deployment function may have besides problem, workers, steps, sgd and its own options
 GIVEN = ("servers", "rotated", "hosts", "groups")
-#: options of an exchange, see `refsgd.algorithms.exchange`
+#: options of an exchange of gradients, see `refsgd.algorithms.exchange`
 EXCHANGE = ("layout", "balance", "priority", "overlap", "bucket", "compress", "feedback")
 
 
 def each_step(workers: int, steps: int, options: Options) -> int:
-    """One update a step."""
+    """One update in each step."""
     return steps
 
 
@@ -37,11 +38,11 @@ def each_push(workers: int, steps: int, options: Options) -> int:
 
 
 def depends(workers: int, steps: int, options: Options) -> None:
-    """A number of updates that only the run shows, as where gradients are ignored."""
+    """The number of updates depends on the run, for example because some gradients are ignored."""
 
 
 def all_workers(workers: int, options: Options) -> int:
-    """An update is a mean over all workers."""
+    """An update is the mean of all workers' gradients."""
     return workers
 
 
@@ -50,70 +51,81 @@ def never(options: Options) -> tuple[float, float]:
     return math.inf, math.inf
 
 
-ONE_WORKER = "an update has the gradient of one worker, whose batch does not grow with their number"
-PART = "a stage's parameters die"  #: with a worker of a pipeline
+ONE_WORKER = "an update applies the gradient of one worker, whose batch does not grow with their number"
+PART = "a worker has the only copy of its stage's parameters"
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What must be known of an algorithm besides its programs; the defaults are those of any function."""
+    """What must be known of an algorithm besides its programs.
 
-    given: tuple[str, ...] = ()  #: those of `GIVEN` that the deployment function takes
+    The defaults fit an algorithm whose workers each compute a gradient in every step, wait for each other,
+    and exchange gradients in messages of their own.
+    """
+
+    given: tuple[str, ...] = ()  #: the parameters of `GIVEN` that the deployment function has
 
     # data
-    #: whose share of each step's examples there is: each worker's, one of all stages of a replica, one of all
+    #: who has a share of each step's examples: each worker, each replica (one for all its stages), or all
+    #: workers together
     share: Literal["worker", "replica", "all"] = "worker"
-    single: bool = False  #: whether one worker is all that it can have
-    portions: bool = False  #: whether a step takes all data, in portions that any worker computes
+    single: bool = False  #: whether it always has one worker
+    portions: bool = False  #: whether each step uses all data, in portions that any worker may compute
 
     # exchange
-    takes: tuple[str, ...] = ()  #: those of `EXCHANGE` that its programs use
-    #: why it does not take one of the others, or "overlap both"; under "": why it takes none
+    takes: tuple[str, ...] = ()  #: the options of `EXCHANGE` that its programs use
+    #: why it refuses each of the others, and perhaps "overlap both"; under "": why it refuses any
     because: Mapping[str, str] = field(default_factory=dict)
     layered: bool = False  #: whether gradients are always exchanged layer by layer
     codec: Callable[[Options], str] | None = None  #: the codec that is part of the algorithm
 
-    #: its own options that change nothing beside the others, with a number of workers, and what they need
+    #: which of its own options would change nothing, with what each of them needs; from all its options
+    #: and the number of workers
     needs: Callable[[Options, int], Mapping[str, str]] | None = None
 
     # update rule
-    #: of one copy of the parameters in a run; None where that depends on the run
+    #: how often one copy of the parameters is updated in a run; None if that depends on the run
     updates: Callable[[int, int, Options], int | None] = each_step
-    #: how many workers' gradients an update is the mean of, or why there is no such mean
+    #: how many workers' gradients an update averages, by which ``scale_lr`` multiplies the rate; or, as
+    #: text, why the rate cannot be scaled
     mean_of: Callable[[int, Options], int] | str = all_workers
-    only_sgd: str = ""  #: why it takes no other rule
-    not_lars: str = ""  #: why it takes no rule that needs whole layers
-    unscheduled: str = ""  #: why there is neither warm-up nor a cosine schedule
-    minimises: bool = False  #: whether it goes to the minimum along coordinates of which that is known
+    only_sgd: str = ""  #: why it takes no other rule than SGD
+    not_lars: str = ""  #: why it does not take LARS, which needs whole layers
+    unscheduled: str = ""  #: why it takes neither warm-up nor a cosine schedule
+    minimises: bool = False  #: whether it goes to the minimum along each coordinate, if a problem has one
 
     # machine
     silent: bool = False  #: whether no node sends a message
-    collective: bool = False  #: whether workers, or the replicas of a stage, add vectors in a collective
+    collective: bool = False  #: whether workers, or the replicas of a stage, sum vectors in a collective
 
     # deaths
-    lost: str = "velocities, residuals"  #: with a worker that dies while the others continue
-    unshared: str = ""  #: what no other worker has, so that no run can go on without it
-    timeless: bool = False  #: whether the result does not depend on how long anything takes
+    lost: str = "velocities, residuals"  #: what is lost with a worker that dies while the others continue
+    #: what only one worker has, as a sentence: no run can continue without it
+    unshared: str = ""
+    timeless: bool = False  #: whether the result is the same in every schedule, whatever computing takes
 
     # memory
-    #: what a worker keeps: a replica that it updates; one that servers update; one with the sums of a
-    #: collective; one that it does not exchange; a shard of the optimiser's state; stages, or also the
-    #: versions at which they have computed
+    #: what a worker keeps in memory: a replica that it updates ("replica"), that servers update ("pushed"),
+    #: with the buffers of a collective ("summed"), or that it does not exchange ("alone"); a shard of the
+    #: optimiser's state ("shards"); stages, without or with the versions that they used ("stashed stages")
     holds: Literal["replica", "pushed", "summed", "alone", "shards", "stages", "stashed stages"] = "replica"
-    collects: bool = False  #: whether servers keep the gradients of several workers
-    copies: bool = False  #: whether each server has all parameters
+    collects: bool = False  #: whether a server keeps gradients of several workers until it applies them
+    copies: bool = False  #: whether each server has all parameters, not a part
 
     # theory and checks
-    formula: str = ""  #: that predicts its figures, a key of `refsgd.theory.FORMULAS`
-    no_formula: str = ""  #: why none does
-    #: the clocks that a worker may be ahead of the slowest, at least and at most; None: no gate is checked
+    formula: str = ""  #: the key in `refsgd.theory.ALGORITHMS` of the formulas that predict its metrics
+    no_formula: str = ""  #: why there are none
+    #: how many clocks a worker may be ahead of the slowest: up to the first number it never waits, at the
+    #: second it always does; None: this is not checked
     gate: Callable[[Options], tuple[float, float]] | None = None
-    tight: tuple[Options, ...] = ()  #: small values of the options of the gate, with which it is checked
-    compared: bool = True  #: whether all schedules of a small case of it can be followed, to compare others
+    tight: tuple[Options, ...] = ()  #: small values of the gate's options, with which it is checked
+    #: whether a small case has few enough schedules to follow them all, so that ``check --as`` can compare
+    #: programs with it
+    compared: bool = True
 
     @property
     def served(self) -> bool:
-        """Whether it has parameter servers, whose number is an option of the run."""
+        """Whether it has parameter servers, as many as the run asks for."""
         return "servers" in self.given
 
     @property
@@ -122,15 +134,28 @@ class Facts:
         return self.share == "replica"
 
     def refusal(self, option: str) -> str:
-        """Why an option of the exchange is not taken; empty if it is."""
+        """The reason why an option of the exchange is refused; empty if it is taken."""
         if option in self.takes:
             return ""
         return (self.because.get(option) or self.because.get("")
-                or "its programs do not use the exchange that others share")
+                or "its programs do not use it")
 
 
 def declare(facts: Facts | Callable[[Options], Facts], **changes: Any) -> Callable[[Function], Function]:
-    """Declare the facts of a deployment function: these, with some changed, or a function of its options."""
+    """Declare the facts of a deployment function.
+
+    Parameters
+    ----------
+    facts : Facts or callable
+        Those of a family, such as `SERVED`, or a function that computes them from the algorithm's options.
+    **changes
+        Fields of `Facts` in which the algorithm differs from its family.
+
+    Returns
+    -------
+    callable
+        A decorator, which returns the function itself.
+    """
     def mark(function: Function) -> Function:
         function.facts = replace(facts, **changes) if isinstance(facts, Facts) else facts  # type: ignore[attr-defined]
         return function
@@ -138,13 +163,16 @@ def declare(facts: Facts | Callable[[Options], Facts], **changes: Any) -> Callab
 
 
 def declared(function: Any) -> bool:
-    """Whether this is a deployment function that declares facts."""
+    """Whether something is a deployment function that declares its facts."""
     return callable(function) and hasattr(function, "facts")
 
 
 def facts_of(function: Callable[..., Any], options: Options | None = None) -> Facts:
-    """The facts of a deployment function with these of its own options; one that declares nothing is taken
-    at the word of its parameters: `servers` and the rest of `GIVEN`, `stages`."""
+    """The facts of a deployment function, with these values of its own options.
+
+    If a function declares none, the names of its parameters decide: `servers` and the others of `GIVEN`, and
+    `stages`.
+    """
     facts: Facts | Callable[[Options], Facts] | None = getattr(function, "facts", None)
     options = {**(getattr(function, "__kwdefaults__", None) or {}), **(options or {})}
     if facts is None:
@@ -157,30 +185,30 @@ def facts_of(function: Callable[..., Any], options: Options | None = None) -> Fa
 
 # -- families ----------------------------------------------------------------------------------------------
 
-#: servers that answer each push, see `refsgd.algorithms.parts`
+#: parameter servers that answer each push, see `refsgd.algorithms.parts`
 SERVED = Facts(
     ("servers", "rotated"), takes=("layout", "balance", "priority", "overlap", "compress", "feedback"),
-    because={"bucket": "it has servers, and sends each part by itself"}, holds="pushed",
+    because={"bucket": "it has servers, and each of their parts is a message of its own"}, holds="pushed",
     lost="the gradient that it was computing")
 #: peers that sum their gradients in buckets, see `refsgd.algorithms.allreduce.mean`
 SUMMED = Facts(
     takes=("overlap", "bucket", "compress", "feedback"), holds="summed", timeless=True,
     because={**dict.fromkeys(
         ("layout", "balance", "priority"),
-        "it has no servers: its buckets are parts, in the order in which they are ready"),
-             "overlap both": "the next forward pass begins with the first layer, whose bucket is the last"})
-#: peers that exchange parameters
-REPLICAS = Facts(because={"": "it exchanges parameters, which are whole only after the update"})
+        "it has no servers: it sums gradients in buckets, in the order in which they are ready"),
+             "overlap both": "the next forward pass begins with the first layer, which is summed last"})
+#: peers that average their parameters
+REPLICAS = Facts(because={"": "it exchanges parameters, which are complete only after the update"})
 
 
 def replicated(options: Options, workers: int) -> Mapping[str, str]:
-    """Only replicas of a stage have a collective."""
+    """Only stages with several replicas use a collective."""
     alone = options["stages"] in (None, workers)
     return {"collective": "more workers than stages: a stage of one replica has no peers"} if alone else {}
 
 
-#: the stages of a net
+#: workers that are the stages of a net
 STAGES = Facts(
     share="replica", because={"": "its stages exchange activations, and each updates its own parameters"},
-    not_lars="the rule of a stage does not know where its layers end", unshared=PART, timeless=True,
+    not_lars="the update rule of a stage does not know where layers end", unshared=PART, timeless=True,
     holds="stages", collective=True, needs=replicated)

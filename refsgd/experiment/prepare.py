@@ -224,7 +224,7 @@ class Experiment:
 
         facts = self.facts
         if not facts.formula:
-            why = facts.no_formula or f"no formula knows {self.name}"
+            why = facts.no_formula or f"there is no formula for {self.name}"
             return theory.Figures().without(f"{why}; simulate it: --kind simulated", *theory.FIGURES)
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",

@@ -96,7 +96,7 @@ def thin(events: Iterable[Event], limit: int = 64) -> None:
 
 
 class Moment(NamedTuple):
-    """The parameters that nodes have from a time on, until one of them changes its own."""
+    """The parameters of all nodes from a given time on, until one of them changes its own."""
 
     seconds: float
     span: tuple[float, float]  #: its begin and end [s], or the numbers of these marks where no time passes

@@ -282,7 +282,7 @@ def test_without_history_it_is_gradient_descent_with_the_rate_and_its_schedule()
         found = refsgd.run("sandblaster", problem, workers=2, steps=2, portions=3, history=0, lr=0.25,
                            schedule="step(1,0.5)", weight_decay=decay)
         assert np.array_equal(found.parameters, [(1 - 0.25 * (1 + decay)) * (1 - 0.125 * (1 + decay))] * 3)
-    with pytest.raises(ValueError, match="momentum 0.5 with L-BFGS, whose pairs say where to go; expected 0"):
+    with pytest.raises(ValueError, match="momentum 0.5 with L-BFGS, which computes a direction of its own; expected 0"):
         refsgd.run("sandblaster", problem, workers=2, momentum=0.5)
 
 

@@ -299,7 +299,7 @@ def test_formulas_of_memory_by_hand():
 @pytest.mark.parametrize("options, message", [
     ({"stage": 4}, "^stage 4; expected 1, 2 or 3$"), ({"stage": 0}, "^stage 0; expected 1, 2 or 3$"),
     ({"overlap": "backward"}, "^overlap backward with zero: its stage says what is exchanged and when"),
-    ({"on_death": "shrink"}, "^on_death shrink with zero, where the shard of a worker dies with it; expected stop$")])
+    ({"on_death": "shrink"}, "^on_death shrink with zero: a worker has the only copy of its shard; expected stop$")])
 def test_what_zero_does_not_take_is_refused_in_one_line(options, message):
     with pytest.raises(ValueError, match=message):
         refsgd.run("zero", steps=1, runtime="simulator", **options)

@@ -51,7 +51,7 @@ from refsgd.effects import Deployment
 
 
 @declare(SUMMED, takes=("overlap", "bucket"), codec=lambda options: f"dgc:{options['ratio']}", formula="dgc",
-         because={**SUMMED.because, "compress": "it compresses by its own ratio",
+         because={**SUMMED.because, "compress": "it compresses already, by its own option ratio",
                   "feedback": "its residual is part of the algorithm"},
          only_sgd="it applies momentum before it chooses entries")
 def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float = 0.01,

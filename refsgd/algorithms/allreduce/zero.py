@@ -104,7 +104,7 @@ def train(me: Peer, steps: int, stage: int) -> Program[Held]:
 @declare(Facts(
     because={"": "its stage says what is exchanged and when: whole layers, as soon as they are computed"},
     layered=True, collective=True, not_lars="its shards cut through layers, and no peer knows their norms",
-    unshared="the shard of a worker dies", timeless=True, holds="shards", formula="zero"))
+    unshared="a worker has the only copy of its shard", timeless=True, holds="shards", formula="zero"))
 def zero(problem: Any, workers: int, steps: int, sgd: SGD, *, stage: int = 3) -> Deployment:
     """Deploy ZeRO.
 

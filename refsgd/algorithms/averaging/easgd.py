@@ -106,11 +106,11 @@ def server(center: Shard, workers: Sequence[str], updates: int, together: int) -
 @declare(Facts(
     ("servers", "rotated"), takes=("layout", "balance", "priority"),
     because={"overlap": "it exchanges parameters before it computes the gradient",
-             "bucket": "it has servers, and sends each part by itself",
+             "bucket": "it has servers, and each of their parts is a message of its own",
              **dict.fromkeys(("compress", "feedback"), "it exchanges parameters, which must arrive whole")},
     mean_of="its centre is moved by elastic forces, not by a mean of gradients",
-    only_sgd="its formula contains the velocity", lost="its replica; the centre keeps what it was given",
-    formula="easgd"))
+    only_sgd="its update is defined with the velocity of SGD",
+    lost="its replica; the centre keeps what it was given", formula="easgd"))
 def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
           period: int = 4, alpha: float | None = None, mode: Mode = "async") -> Deployment:
     """Deploy EASGD; with a momentum in `sgd`, EAMSGD.

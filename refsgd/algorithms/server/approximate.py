@@ -105,16 +105,16 @@ def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) 
 
 
 def needs(options: Options, workers: int) -> dict[str, str]:
-    """Slack is that of `ssp`; a single data centre sends nothing to others."""
+    """Only SSP has a slack, and a single data centre sends nothing to others."""
     found = {} if options["local"] == "ssp" else {"staleness": "local ssp, whose slack it is"}
     alone = 1 in (options["centers"], workers)
     return found | dict.fromkeys(("threshold", "barrier", "ahead", "share") if alone else (),
-                                 "at least centers 2: a single data centre has nobody to send to")
+                                 "at least centers 2: a single data centre has no other to send to")
 
 
 @declare(Facts(
-    ("servers", "groups"), needs=needs, because={"": "its servers pick the significant entries themselves"},
-    mean_of="the updates of its data centres are added, which multiplies the rate already",
+    ("servers", "groups"), needs=needs, because={"": "its servers choose the significant entries themselves"},
+    mean_of="the updates of its data centres are added, which already multiplies the rate",
     lost="the gradient that it was computing", copies=True, formula="approximate"))
 def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                 groups: Sequence[int] | None = None, *, centers: int | None = None, threshold: float = 0.01,

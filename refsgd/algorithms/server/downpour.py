@@ -122,7 +122,7 @@ def updates(workers: int, steps: int, options: Options) -> int:
 
 
 def facts(options: Options) -> Facts:
-    """Those of workers that are whole, or of replicas in stages."""
+    """The facts for replicas of one worker each, or divided into stages."""
     whole = replace(
         SERVED, updates=updates, mean_of=ONE_WORKER, holds="replica", formula="downpour",
         because={**SERVED.because, "overlap both": "its workers do not wait for the answer to a push"},
@@ -130,7 +130,7 @@ def facts(options: Options) -> Facts:
         lost="up to `push_every` accrued gradients")
     return whole if options["stages"] == 1 else replace(
         whole, share="replica", holds="stages", unshared=PART, takes=(),
-        because={"": "each of its stages sends its part whole"})
+        because={"": "each of its stages sends the gradient of its layers whole"})
 
 
 @declare(facts)

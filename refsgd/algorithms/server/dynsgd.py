@@ -86,8 +86,8 @@ def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -
 
 
 @declare(SERVED, formula="ssp",
-         only_sgd="it revises earlier updates, which is possible only while they are sums of gradients",
-         lost="the gradient that it was computing; the means of open clocks are over fewer")
+         only_sgd="it revises earlier updates, which is possible only if they are sums of gradients",
+         lost="the gradient that it was computing; clocks still open average fewer gradients")
 def dynsgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
            rotated: bool = False, *, staleness: float = 3) -> Deployment:
     """Deploy DYNSGD.

@@ -90,8 +90,8 @@ def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]], rat
 @declare(Facts(
     ("servers",), "all", portions=True, because={"": "its shards compute with whole vectors, in equal parts"},
     mean_of="each of its steps uses all data, for any number of workers",
-    only_sgd="its pairs say where to go",
-    unscheduled="its line search sets the length of a step, the rate only that of the first",
+    only_sgd="L-BFGS computes a direction of its own",
+    unscheduled="its line search sets the length of each step, and the rate only that of the first",
     lost="nothing: others compute its portions", timeless=True, compared=False,
     no_formula="how many evaluations a line search takes, and how many portions are computed twice, depends "
                "on the data and on chance"))
@@ -117,7 +117,8 @@ def sandblaster(problem: Any, workers: int, steps: int, sgd: SGD, servers: int =
         raise ValueError(f"portions {count}, history {history}; expected at least 1 portion and a history "
                          ">= 0")
     if sgd.momentum:
-        raise ValueError(f"momentum {sgd.momentum} with L-BFGS, whose pairs say where to go; expected 0")
+        raise ValueError(f"momentum {sgd.momentum} with L-BFGS, which computes a direction of its own; "
+                         "expected 0")
     nodes = {w: Node(worker("coordinator", ss, problem)) for w in ws}
     program = coordinator(ws, ss, steps, sgd, count, history)
     nodes["coordinator"] = Node(program, role="server", rank=len(ss), survives=True)

@@ -79,7 +79,7 @@ def updates(workers: int, steps: int, options: Options) -> int:
 
 
 @declare(SERVED, updates=updates, mean_of=mean_of, collects=True, formula="softsync",
-         lost="its gradient, and at the end those of a step that is no longer filled")
+         lost="its gradient; at the end also those of a step that lacks gradients")
 def softsync(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
              rotated: bool = False, *, splitting: int = 1) -> Deployment:
     """Deploy n-softsync.

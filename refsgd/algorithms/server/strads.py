@@ -115,15 +115,15 @@ def worker(rank: int, problem: Any, cut: Sequence[slice], steps: int) -> Program
 
 
 def needs(options: Options, workers: int) -> dict[str, str]:
-    """Blocks in turn have no conflicts, and only some have priorities."""
+    """Blocks that take turns have no conflicts, and only one policy has priorities."""
     found = {"rho": "policy dependency-aware or prioritised"} if options["policy"] == "fixed" else {}
     return found | ({} if options["policy"] == "prioritised" else {"eps": "policy prioritised"})
 
 
 @declare(Facts(
-    because={"": "its scheduler says which blocks are exchanged, and none travels in parts"},
-    only_sgd="it updates some blocks at a time, and averages would count all updates", timeless=True,
-    needs=needs, minimises=True,
+    because={"": "its scheduler says which blocks are exchanged, and each block is sent whole"},
+    only_sgd="it updates some blocks at a time, but the averages of a rule would count every update",
+    timeless=True, needs=needs, minimises=True,
     no_formula="how many blocks are scheduled together depends on the data and on chance"))
 def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy = "fixed",
            blocks: int | None = None, width: int | None = None, rho: float = 0.5,

@@ -69,8 +69,8 @@ class Tape:
 
     def to_json(self) -> dict[str, Any]:
         """All data of the page."""
-        # Where time counts steps, time without an own event is no wait; one that has not ended is explained
-        # by its stages.
+        # Where time counts steps, a time in which the node has no event is no wait; one that has not ended is
+        # explained by its stages.
         since = {key[0]: since for key, since in self._open(Recv) if self._works(key)}
         pieces = [w for w in waits(self.trace) if w.message or w.cause != "straggling" or (
             self.unit != "steps" and w.end <= since.get(w.worker, w.end))]

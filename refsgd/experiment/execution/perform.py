@@ -68,7 +68,7 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
         raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
                     "simulator, processes or tcp")
     if on_death != "stop" and (lost := experiment.facts.unshared):
-        raise Usage(f"on_death {on_death} with {experiment.name}, where {lost} with it; expected stop")
+        raise Usage(f"on_death {on_death} with {experiment.name}: {lost}; expected stop")
     if on_death in ("shrink", "restart") and experiment.facts.portions:
         raise Usage(f"on_death {on_death} with {experiment.name}, whose portions go to the workers that are "
                     "left; expected stop or continue")
