@@ -101,7 +101,7 @@ WRONG = {
     "two owners of a shard": ("x0[self.shards[rank]], sgd", "x0[self.shards[rank // 2]], sgd", (1, 2, 3)),
     "two that update it": ("self.rank, self.group, self.problem = rank,",
                            "self.rank, self.group, self.problem = rank - rank % 2,", (1, 2, 3)),
-    "gathered before the update": (AFTER, "".join(AFTER.splitlines(True)[i] for i in (2, 4, 0, 1)), (1, 2)),
+    "gathered before the update": (AFTER, "".join(AFTER.splitlines(True)[i] for i in (3, 5, 0, 1, 2)), (1, 2)),
     "not divided": ("mean[own] = g / np.float32(whole)", "mean[own] = g", (1, 2, 3)),
     "one layer not divided": ("mean[own] = g / np.float32(whole)",
                               "mean[own] = g / np.float32(whole if part.start else 1)", (1, 2, 3)),
