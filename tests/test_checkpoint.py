@@ -17,9 +17,9 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.prepare import Usage
+from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.journal import line
 from refsgd.runtimes.journal import read as read_record
-from refsgd.runtimes.replay import ReplayError
 from refsgd.trace import Crashed, Marked
 from tests.marks import mostly_slow
 

@@ -23,8 +23,8 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import load_machine
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.result import Result
+from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.journal import line
-from refsgd.runtimes.replay import ReplayError
 
 QUICK = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=50e6)
 RUN = {"workers": 3, "steps": 5, "lr": 0.05, "machine": QUICK}

@@ -14,11 +14,11 @@ from refsgd.cli import main
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, Send
 from refsgd.experiment.arguments import Usage, check_problem
 from refsgd.problems import quadratic
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.explorer import Counterexample, explore
 from refsgd.runtimes.faults import Fault, parse
-from refsgd.runtimes.processes.local import RunFailed
 from refsgd.runtimes.programs import ForgottenYield
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.simulator import simulate
 from refsgd.testing import check, explore_algorithm
 from refsgd.trace import Crashed
 

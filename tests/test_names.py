@@ -15,7 +15,7 @@ from refsgd.algorithms.parts import Model, Push, Shard, names, worker
 from refsgd.algorithms.server import asp
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
-from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.errors import RunFailed
 from refsgd.trace import Crashed
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")

@@ -16,9 +16,9 @@ from refsgd.algorithms.facts import EXCHANGE
 from refsgd.cli import main
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
+from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.fork import can_fork
 from refsgd.runtimes.journal import line, value_of
-from refsgd.runtimes.replay import ReplayError
 from refsgd.testing import explore_algorithm
 from tests.catalogue import taking
 

@@ -18,9 +18,10 @@ from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.problems.shapes import shape_only
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.programs import ForgottenYield
-from refsgd.runtimes.simulator import Deadlock, RunFailed, Simulator, rare_full_collections, simulate
+from refsgd.runtimes.simulator import Simulator, rare_full_collections, simulate
 from refsgd.trace import Computed, Marked, Polled, Received, Trace, thin
 from refsgd.trace.moments import moments
 

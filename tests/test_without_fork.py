@@ -11,8 +11,8 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.fork import can_fork
-from refsgd.runtimes.simulator import RunFailed
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 REFUSED = "OS processes need fork, which this system does not support: use WSL, or --runtime simulator"

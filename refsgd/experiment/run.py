@@ -32,6 +32,7 @@ from refsgd.experiment.prepare import Experiment, Say, prepare
 from refsgd.experiment.result import Result
 from refsgd.problems import Problem
 from refsgd.runtimes import replay as replaying
+from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.faults import POLICIES, Fault, listed
 from refsgd.runtimes.fork import runtime_here
 from refsgd.runtimes.journal import Record, read
@@ -225,10 +226,10 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experim
     try:
         experiment = recorded_experiment(header)
         if header["on_death"] not in POLICIES:
-            raise replaying.ReplayError(f"line 1: on_death {header['on_death']!r}; expected one of "
+            raise ReplayError(f"line 1: on_death {header['on_death']!r}; expected one of "
                                         + ", ".join(POLICIES))
-    except replaying.ReplayError as error:
-        raise replaying.ReplayError(f"{first_file(place)}, {error}") from None
+    except ReplayError as error:
+        raise ReplayError(f"{first_file(place)}, {error}") from None
     if options.arguments:
         told = stored_arguments(header)
         if "epochs" in options.arguments:
@@ -293,8 +294,8 @@ def replay(record: str | Path) -> Result:
     data = read(record)
     try:
         return _reproduced(record, data)
-    except replaying.ReplayError as error:
-        raise replaying.ReplayError(f"{record}: {error}") from error.__cause__
+    except ReplayError as error:
+        raise ReplayError(f"{record}: {error}") from error.__cause__
 
 
 def _reproduced(record: str | Path, data: Record) -> Result:
@@ -303,7 +304,7 @@ def _reproduced(record: str | Path, data: Record) -> Result:
         finished, done = replaying.replay_beginning(experiment.deploy, data.steps)
         cut = "the record ends early (no end line): it was cut off, or the run crashed"
         if not done:
-            raise replaying.ReplayError(f"{cut}; none of its {counted(data.size, 'step')} can be replayed, "
+            raise ReplayError(f"{cut}; none of its {counted(data.size, 'step')} can be replayed, "
                                         "expected at least one")
         warnings.warn(f"{record}: {cut}; this replays {done} of {data.size} steps", stacklevel=3)
         finished = with_parameters(finished, experiment.problem)
@@ -315,7 +316,7 @@ def _reproduced(record: str | Path, data: Record) -> Result:
     result = evaluate(experiment, "replay", finished)
     expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
     if result.parameters_sha256 != expected:
-        raise replaying.ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, "
+        raise ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, "
                                     f"recorded {expected[:16]}; expected the same library version, data and "
                                     "processor type")
     return result
@@ -330,7 +331,7 @@ def recorded_experiment(header: dict[str, Any]) -> Experiment:
                              f"{expected[:16]}; expected the file as it was recorded, or another record")
         return prepare(header["algorithm"], **stored_arguments(header))
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-        raise replaying.ReplayError(f"line 1: {error}") from None
+        raise ReplayError(f"line 1: {error}") from None
 
 
 def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from refsgd.effects import (
     roles,
 )
 from refsgd.runtimes import programs
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.mailbox import Envelope, Mailbox, tag_of
 from refsgd.trace import (
     Added,
@@ -50,10 +51,6 @@ from refsgd.trace import (
 
 RESUME, HEAD, ARRIVE = range(3)  #: the order on the agenda at one moment: programs, heads, arrivals
 _new = tuple.__new__  # builds a NamedTuple of all its fields in half the time that its constructor takes
-
-
-class Deadlock(RuntimeError):
-    """No program can continue and some main program has not returned."""
 
 
 class Task:

@@ -9,8 +9,9 @@ from typing import Any
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Deployment, Died, Factory
 from refsgd.runtimes.engine import RESUME, Task
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.faults import KEEP, Fault, Halted, Plan, check, survives_workers, why_over
-from refsgd.runtimes.simulator import RunFailed, Simulator
+from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Crashed, Run
 
 

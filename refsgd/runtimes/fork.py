@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.errors import RunFailed
 
 NO_FORK = "OS processes need fork, which this system does not support"
 

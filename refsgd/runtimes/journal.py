@@ -22,7 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from refsgd.runtimes.replay import ReplayError, unordered
+from refsgd.runtimes.errors import ReplayError
+from refsgd.runtimes.replay import unordered
 from refsgd.trace import UNORDERED, Added, Event, Sent, Trace
 from refsgd.trace.codec import Steps, event_of, row_misfit, row_of
 from refsgd.trace.schema import (

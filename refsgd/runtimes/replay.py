@@ -28,6 +28,7 @@ from refsgd.effects import (
 )
 from refsgd.runtimes import programs
 from refsgd.runtimes.engine import Engine, Task
+from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.faults import KEEP
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.trace import UNORDERED, Added, Crashed, Event, Loaded, Polled, Received, Run, Trace, taken
@@ -37,10 +38,6 @@ from refsgd.trace.codec import CLASSES, NOTICE, Steps
 Observer = Callable[[str, int, Sequence[tuple[Any, Any]]], None]
 #: the pending effect behind each kind of event; an ended program has none
 EFFECTS = dict(zip(CLASSES.values(), (Compute, Send, Recv, Poll, Choose, Mark, type(None), Load, Add)))
-
-
-class ReplayError(RuntimeError):
-    """The record and the programs do not match."""
 
 
 def record(trace: Trace) -> Steps:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import chain
-from typing import Any
 
 from refsgd.cluster import prices
 from refsgd.cluster.cores import of_hosts
@@ -22,25 +21,10 @@ from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Compute, Deployment, Factory
 from refsgd.runtimes.engine import RESUME, Task
-from refsgd.runtimes.engine import Deadlock as Deadlock
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.linked import Linked
 from refsgd.runtimes.programs import line_of, read, share_of
 from refsgd.trace import Event, Marked, Polled, Run, Trace
-
-
-class RunFailed(RuntimeError):
-    """A run was ended by a death or a failing program; the message is one line that names the culprit.
-
-    `node` is the culprit's host and `traceback` what it left, each "" if there is none; `silent` are the
-    seconds from its last sign of life until its end was known, 0 in virtual time.
-    """
-
-    def __init__(self, message: str, node: str = "", trace: str = "", silent: float = 0.0) -> None:
-        super().__init__(message)
-        self.node, self.traceback, self.silent = node, trace, silent
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.node, self.traceback, self.silent)
 
 
 @contextmanager

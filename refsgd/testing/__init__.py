@@ -26,10 +26,11 @@ from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters, replicas, schedule_sha256
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.problems.problem import with_batches
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.programs import ForgottenYield
-from refsgd.runtimes.simulator import RunFailed, simulate
+from refsgd.runtimes.simulator import simulate
 from refsgd.testing.comparison import options_for, properties
 from refsgd.testing.exchange import check_codec, codec_findings, starves_none
 from refsgd.testing.exploration import explore_algorithm

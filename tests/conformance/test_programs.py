@@ -9,8 +9,9 @@ import pytest
 
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Mark, Node, Recv, RunEnded, Send
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.programs import ForgottenYield
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed, Marked, Received
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")

@@ -13,7 +13,7 @@ import refsgd.testing
 from refsgd.algorithms import compression
 from refsgd.algorithms.exchange import Exchange, section
 from refsgd.runtimes import linked
-from refsgd.runtimes.engine import Deadlock
+from refsgd.runtimes.errors import Deadlock
 from refsgd.trace import Computed, Sent
 from tests.wrong import changed
 

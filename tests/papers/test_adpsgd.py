@@ -19,7 +19,8 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Died, Mark, Node, Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.errors import Deadlock
+from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Received, Returned
 from tests.ledger import Ledger, object_of
 from tests.strategies import machines, seeds

@@ -20,10 +20,11 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.faulty import Faulty
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Returned, Sent
 from tests.strategies import machines, seeds
 from tests.watching import LOCKSTEP, RANDOM, constant, curved, final, moments, recorded

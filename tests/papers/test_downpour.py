@@ -17,9 +17,10 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Node, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.processes import local as processes
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.simulator import simulate
 from tests.marks import mostly_slow
 from tests.strategies import machines, seeds
 from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, moments, recorded

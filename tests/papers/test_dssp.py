@@ -16,9 +16,10 @@ from refsgd.effects import Compute, Mark, Node, Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import integer_gradients
 from refsgd.runtimes import faulty
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.faults import Fault
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.simulator import simulate
 from tests.marks import mostly_slow
 from tests.strategies import machines, seeds
 from tests.watching import FREE, curved, final

@@ -25,7 +25,8 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, RunEnded, Send
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.runtimes.simulator import Deadlock, Simulator, simulate
+from refsgd.runtimes.errors import Deadlock
+from refsgd.runtimes.simulator import Simulator, simulate
 from tests.ledger import Ledger, object_of, with_bodies
 from tests.strategies import machines, seeds
 

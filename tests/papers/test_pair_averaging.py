@@ -14,7 +14,8 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Choose, Compute, Died, Mark, Node, Poll, Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.runtimes.simulator import Deadlock, simulate
+from refsgd.runtimes.errors import Deadlock
+from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)

@@ -21,9 +21,10 @@ from refsgd.experiment.result import final_parameters
 from refsgd.experiment.result import replicas as replicas_of
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.problems.chain import Block, Chain
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.processes import local as processes
-from refsgd.runtimes.simulator import Deadlock, Simulator, simulate
+from refsgd.runtimes.simulator import Simulator, simulate
 from refsgd.theory.phenomena import pipeline as formulas
 from tests.strategies import machines, seeds
 from tests.wrong import changed, wrong_deployment

@@ -9,8 +9,8 @@ import pytest
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems import quadratic
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.faults import Fault, survives_workers
-from refsgd.runtimes.simulator import Deadlock
 from refsgd.trace import Received, Sent
 from tests.properties.coordinates import UNEQUAL, Marked, rank_of
 from tests.wrong import wrong_deployment

@@ -8,8 +8,8 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems import integer_gradients
 from refsgd.runtimes import faulty
+from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.faults import Fault
-from refsgd.runtimes.simulator import Deadlock
 from tests.ledger import with_bodies
 from tests.properties.coordinates import UNEQUAL
 from tests.wrong import wrong_deployment

@@ -15,9 +15,9 @@ import refsgd
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Died, Mark, Node, Recv, RunEnded, Send
 from refsgd.runtimes import faulty
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import Fault
-from refsgd.runtimes.processes.local import RunFailed, run
-from refsgd.runtimes.simulator import Deadlock
+from refsgd.runtimes.processes.local import run
 from refsgd.trace import Crashed
 from tests.runtimes.deployments import exchange
 

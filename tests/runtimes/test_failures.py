@@ -20,10 +20,10 @@ import pytest
 import refsgd
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node, Recv
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.processes import launcher, watch
-from refsgd.runtimes.processes.local import RunFailed, run
-from refsgd.runtimes.simulator import Deadlock
+from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.transports import tcp
 from refsgd.runtimes.transports.waking import wait_for
 from tests.marks import mostly_slow

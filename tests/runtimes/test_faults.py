@@ -25,10 +25,10 @@ from refsgd.experiment.prepare import Usage, prepare
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import quadratic
 from refsgd.runtimes import faults
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import Fault, Plan, draw, parse, survives_workers
 from refsgd.runtimes.processes.local import run as run_processes
 from refsgd.runtimes.processes.reports import Outbox, in_crash_log
-from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.runtimes.transports.shared_memory import Rings
 from refsgd.trace import Computed, Crashed, Marked, Received, Sent
 from refsgd.trace.waiting import waiting_by_cause

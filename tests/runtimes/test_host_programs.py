@@ -20,7 +20,8 @@ import refsgd
 from refsgd.cli import grading
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.computer import doctor
-from refsgd.runtimes.processes.local import RunFailed, run
+from refsgd.runtimes.errors import RunFailed
+from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange, gradient, killed_gradient
 
 SMALL = {"data": "quadratic", "workers": 2, "steps": 3, "machine": Machine()}
@@ -74,7 +75,7 @@ THIEF = """
 import os, sys, threading, time
 import refsgd
 from functools import partial
-from refsgd.runtimes.processes.local import RunFailed, run
+from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange, killed_gradient
 
 def wait():

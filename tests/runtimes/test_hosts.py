@@ -13,9 +13,10 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Died, Node, Recv, Send
 from refsgd.experiment.prepare import prepare
 from refsgd.runtimes import faulty
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.faults import Fault, check, draw, parse
 from refsgd.runtimes.processes.local import run
-from refsgd.runtimes.simulator import RunFailed, simulate
+from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed, Crashed
 from tests.marks import mostly_slow
 from tests.runtimes.deployments import Push, bad_gradient, exchange

@@ -7,7 +7,7 @@ import pytest
 
 import refsgd
 from refsgd.cluster.machine import Machine
-from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.errors import RunFailed
 from refsgd.trace import Crashed
 
 MACHINE = Machine(compute="fixed(0.01)", latency=0.001)

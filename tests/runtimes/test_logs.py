@@ -13,7 +13,8 @@ from functools import partial
 import pytest
 
 from refsgd.effects import Compute, Node
-from refsgd.runtimes.processes.local import RunFailed, run
+from refsgd.runtimes.errors import RunFailed
+from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange
 
 log = logging.getLogger("refsgd.test")

@@ -21,10 +21,10 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Usage, prepare
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import POLICIES, draw
 from refsgd.runtimes.faulty import Faulty
-from refsgd.runtimes.processes.local import RunFailed, run
-from refsgd.runtimes.simulator import Deadlock
+from refsgd.runtimes.processes.local import run
 from refsgd.trace import Crashed
 from tests.runtimes.outcomes import outcome
 

@@ -22,12 +22,12 @@ from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.execution.resume import Records
 from refsgd.experiment.prepare import Usage, prepare
 from refsgd.experiment.run import RunOptions, records_of, resumed
+from refsgd.runtimes.errors import ReplayError, RunFailed
 from refsgd.runtimes.journal import line, read
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.programs import add_to
-from refsgd.runtimes.replay import ReplayError, replay_beginning
-from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.replay import replay_beginning
 from refsgd.trace import Crashed
 from tests.test_checkpoint import arguments, cut, started, until
 

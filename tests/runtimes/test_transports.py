@@ -25,6 +25,7 @@ from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.experiment.prepare import prepare
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
@@ -453,7 +454,7 @@ def test_frames_of_others_end_the_run_with_their_origin():
 
     processes.TRANSPORTS["noisy"] = Noisy
     try:
-        with pytest.raises(processes.RunFailed, match=r"peer0 .*WireError: peer1 sent a frame of"):
+        with pytest.raises(RunFailed, match=r"peer0 .*WireError: peer1 sent a frame of"):
             run(lambda: {"peer0": Node(main()), "peer1": Node(main())}, transport="noisy", deadline=5.0)
     finally:
         del processes.TRANSPORTS["noisy"]
@@ -478,7 +479,7 @@ def test_a_frame_larger_than_the_run_needs_is_refused_before_memory_is_taken(mon
     start = partial(run, transport="tcp", deadline=5.0, largest=largest)
     assert start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest))}).values == {
         "peer0": largest, "peer1": 3}
-    with pytest.raises(processes.RunFailed,
+    with pytest.raises(RunFailed,
                        match=rf"peer0 .*WireError: peer1 sent a frame of {largest + 1} bytes with .* at "
                              rf"most {largest} "):
         start({"peer0": Node(main("peer1", 3)), "peer1": Node(main("peer0", largest + 1))})
@@ -496,7 +497,7 @@ def test_a_message_larger_than_the_run_needs_is_refused_by_its_sender(transport)
     if transport == "shm":
         assert run(programs, transport=transport, largest=1000).values["peer1"] == 2000
         return
-    with pytest.raises(processes.RunFailed,
+    with pytest.raises(RunFailed,
                        match="peer0: .* sends a message Data of 2000 bytes .* at most 1000 "):
         run(programs, transport=transport, largest=1000, deadline=5.0)
 
@@ -527,7 +528,7 @@ def test_a_repeated_frame_ends_the_run():
 
     processes.TRANSPORTS["repeats"] = Repeats
     try:
-        with pytest.raises(processes.RunFailed,
+        with pytest.raises(RunFailed,
                            match=r"peer1 .*message 0 of peer0 to peer1 arrived twice or out of order"):
             run(lambda: {"peer0": Node(sends()), "peer1": Node(receives())}, transport="repeats",
                 deadline=5.0)

@@ -18,8 +18,8 @@ from refsgd.cluster.devices import Device
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.fork import NO_FORK, can_fork
-from refsgd.runtimes.simulator import RunFailed
 from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:

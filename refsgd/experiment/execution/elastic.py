@@ -28,8 +28,8 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, ranks, roles
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import average
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.faults import Fault, Halted
-from refsgd.runtimes.simulator import RunFailed
 from refsgd.trace import Computed, Event, Marked, Run, Sent, Trace, Use
 
 log = logging.getLogger("refsgd.experiment.execution.elastic")

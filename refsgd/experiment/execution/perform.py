@@ -14,9 +14,9 @@ from refsgd.experiment.execution.resume import Records, file_of, halted, standin
 from refsgd.experiment.prepare import Experiment
 from refsgd.problems.chain import Rows
 from refsgd.problems.shapes import NoContents
+from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.faults import Fault, Halted, parse, survives_workers
 from refsgd.runtimes.faulty import Faulty
-from refsgd.runtimes.replay import ReplayError
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
 from refsgd.trace.codec import Steps

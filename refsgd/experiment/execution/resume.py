@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from refsgd.effects import Deployment, Died, Factory, roles
 from refsgd.experiment.arguments import Usage
+from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.faults import Fault, Halted, survives_workers
 from refsgd.runtimes.journal import Journal, Record, lock, read
 from refsgd.runtimes.mailbox import Envelope, tag_of
-from refsgd.runtimes.replay import Replayer, ReplayError
+from refsgd.runtimes.replay import Replayer
 from refsgd.trace import Computed, Crashed, Event, Returned, Trace, taken
 from refsgd.trace.codec import NOTICE, Steps, row_of
 from refsgd.trace.schema import json_text

@@ -17,6 +17,7 @@ import psutil
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment, roles
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.faults import KEEP, Fault, Halted, survives_workers, why_over
 from refsgd.runtimes.processes import logs
 from refsgd.runtimes.processes.child import live
@@ -25,7 +26,6 @@ from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.reports import Failure, Outbox, Report, deadlock, join
 from refsgd.runtimes.processes.status import ABORT, CLOSE, HALT, StatusTable
 from refsgd.runtimes.processes.watch import Watch, state
-from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transports.shared_memory import Segment
 from refsgd.runtimes.transports.tcp import Listeners
 from refsgd.runtimes.transports.waking import WakeUp, wait_for

@@ -17,6 +17,7 @@ import threadpoolctl
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.prices import mean_gradient
 from refsgd.effects import Deployment, Factory, roles
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import POLICIES, Fault, check
 from refsgd.runtimes.fork import NO_FORK, can_fork, own_children
 from refsgd.runtimes.processes import cells
@@ -24,7 +25,6 @@ from refsgd.runtimes.processes.driver import Beginning
 from refsgd.runtimes.processes.launcher import Launch, MakeTransport
 from refsgd.runtimes.processes.reports import ChildTraceback
 from refsgd.runtimes.processes.status import Standing
-from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.runtimes.transports.shared_memory import Segment
 from refsgd.runtimes.transports.tcp import Listeners
 from refsgd.trace import Event, Run

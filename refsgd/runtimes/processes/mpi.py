@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, TypeVar
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment, Factory
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.processes.driver import Aborted, Beginning, Driver
 from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.launcher import LEAD
 from refsgd.runtimes.processes.reports import Failure, Report, deadlock, join
 from refsgd.runtimes.processes.status import StatusTable
 from refsgd.runtimes.processes.system import keep_memory
-from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transports.ranks import PATIENCE, Ranks, abort
 from refsgd.runtimes.transports.wire import LARGEST_PAYLOAD
 from refsgd.trace import Event, Run

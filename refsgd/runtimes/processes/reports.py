@@ -16,11 +16,11 @@ import numpy as np
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, roles
+from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.processes.driver import Driver
 from refsgd.runtimes.processes.status import Standing
 from refsgd.runtimes.processes.system import unnamed_file
 from refsgd.runtimes.programs import ForgottenYield
-from refsgd.runtimes.simulator import Deadlock, RunFailed
 from refsgd.trace import Event, Marked, Run, Sent, Trace, Use, thin
 
 _BUFFER = 1 << 16  # bytes of a message that are written at once

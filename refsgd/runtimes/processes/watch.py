@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from refsgd.runtimes.simulator import RunFailed
+from refsgd.runtimes.errors import RunFailed
 
 if TYPE_CHECKING:
     from refsgd.runtimes.processes.launcher import Launch

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.processes.status import ABORT, CLOSE, StatusTable
-from refsgd.runtimes.simulator import RunFailed
 from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.wire import (
     HEAD,
