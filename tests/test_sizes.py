@@ -1,9 +1,9 @@
 """Sizes have bounds, counts check something, numbers are numbers, lists name each thing once."""
 
 import pytest
-from refsgd.experiment.stepper import Stepper
 
 from refsgd.cli import main
+from refsgd.display.player.stepper import Stepper
 from refsgd.experiment.prepare import Usage, prepare
 from refsgd.experiment.sweep import parse_range
 
