@@ -71,7 +71,7 @@ def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem, 
             if option in said:
                 raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or "
                             "chunks:BYTES")
-    if "balance" in said and servers == 1:
+    if facts and "balance" in said and servers == 1:
         raise Usage(f"balance {exchange.balance} with one server, which has all parts; expected servers 2 or "
                     "more")
     if "feedback" in said and not exchange.compress:
