@@ -16,6 +16,7 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import facts_of
 from refsgd.cli import build_parser, parsed
+from tests.test_style import ARROWS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -233,3 +234,50 @@ def test_the_table_of_exchanges_covers_the_catalogue():
     assert found["bsp"][:4] == ["yes", "backward, both", "", "yes"] and found["dgc"][1:4] == ["backward", "yes", ""]
     assert found["downpour"][1] == "backward" and "do not wait for the answer" in found["downpour"][4]
     assert found["gosgd"][:4] == [""] * 4 and found["gosgd"][4].startswith("it exchanges parameters")
+
+
+# -- the page of the design ----------------------------------------------------------------------------------
+
+DESIGN = (DOCS / "explanation" / "design.md").read_text()
+
+
+def cells_of(text, heading):
+    """The cells of each row of the table under a heading."""
+    rows = text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in rows.splitlines() if line.startswith("| ")][1:]
+
+
+def allowed(text):
+    """Room -> the rooms that it may import, as the table of rooms words it."""
+    found, above = {}, []
+    for names, may, _ in cells_of(text, "The rooms"):
+        rooms = re.findall(r"`(\w+)`", names)
+        everything, but = may.startswith(("all", "everything")), set(may.partition(" but ")[2].split(", "))
+        imported = {*above} - but if everything else {*may.split(", ")} - {"nothing"}
+        found |= dict.fromkeys(rooms, imported)
+        above += rooms
+    return found
+
+
+def misplaced(text):
+    """Files and names in the table of places that do not exist."""
+    for _, answer in cells_of(text, "Where does it happen?"):
+        words = re.findall(r"`([^`]+)`", answer)
+        files = [ROOT / "refsgd" / word for word in words if word.endswith(".py")]
+        yield from (file.name for file in files if not file.exists())
+        yield from (word for word in words if word.endswith("/") and not (ROOT / "refsgd" / word).is_dir())
+        source = "".join(file.read_text() for file in files if file.exists())
+        yield from (word for word in words if re.fullmatch(r"[\w.]+", word) and not word.endswith(".py")
+                    and not re.search(rf"(?:def|class) {word.rpartition('.')[2]}\b", source))
+
+
+def test_the_page_of_the_design_has_the_arrows_and_the_places_of_the_code():
+    arrows = {room: to - {"", "_version"} for room, to in ARROWS.items() if room != "_version"}
+    assert {room: to for room, to in allowed(DESIGN).items() if room != "cli"} == arrows
+    assert len(cells_of(DESIGN, "Where does it happen?")) > 15 and list(misplaced(DESIGN)) == []
+
+
+def test_the_check_of_the_design_finds_a_wrong_arrow_and_a_wrong_place():
+    assert allowed(DESIGN.replace("| `theory` | cluster |", "| `theory` | trace |"))["theory"] == {"trace"}
+    assert list(misplaced(DESIGN.replace("`trace/metrics.py`", "`trace/counts.py`"))) == ["counts.py"]
+    assert list(misplaced(DESIGN.replace("`Engine.act`", "`Engine.interpret`"))) == ["Engine.interpret"]

@@ -1,5 +1,6 @@
-"""The directive ``exchange-table``: which algorithm takes which option of an exchange, and why others do
-not, from the table by which the library refuses them."""
+"""The directives ``exchange-table``, which algorithm takes which option of an exchange, and why others do not,
+from the facts by which the library refuses them, and ``outcome-table``, what becomes of a run in which a worker
+dies, as the tests expect it."""
 
 from __future__ import annotations
 
@@ -45,6 +46,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directive."""
     from algorithm_page import Directive  # it needs docutils, and a test of `table` does not
 
+    from tests.runtimes import outcomes
+
     class ExchangeTable(Directive):
         """``exchange-table``."""
 
@@ -53,5 +56,13 @@ def setup(app: Sphinx) -> dict[str, Any]:
             assert {option for options in COLUMNS for option in options} == set(EXCHANGE)
             return self.markdown(table())
 
+    class OutcomeTable(Directive):
+        """``outcome-table``."""
+
+        def make(self) -> list[nodes.Node]:
+            """The table."""
+            return self.markdown(outcomes.table())
+
     app.add_directive("exchange-table", ExchangeTable)
+    app.add_directive("outcome-table", OutcomeTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
