@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any
 
@@ -48,7 +49,7 @@ class Parallel:
         bounds = [b * k // n for k in range(n + 1)]
         jobs = [
             (x, images[low:high], labels[low:high], (high - low) / max(b, 1))
-            for low, high in zip(bounds, bounds[1:], strict=False)
+            for low, high in pairwise(bounds)
         ]
         for queue, job in zip(self._jobs, jobs[1:], strict=False):
             queue.put(job)

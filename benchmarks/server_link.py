@@ -7,6 +7,7 @@ simulator.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def period(trace: Trace, steps: int) -> list[float]:
     """
     at = [0.0] + [e.time for e in trace.marks("update") if e.node == "server0"]
     assert len(at) == steps + 1
-    return [float(b - a) for a, b in zip(at, at[1:])]
+    return [float(b - a) for a, b in pairwise(at)]
 
 
 def _number(node: str) -> int:

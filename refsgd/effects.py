@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -229,7 +230,7 @@ class Cell:
     def __init__(self, value: npt.NDArray[Any], parts: int = 1) -> None:
         self.x: npt.NDArray[Any] = value.copy()  #: (d,) the contents; programs use `Load` and `Add`
         edges = [value.size * k // parts for k in range(parts + 1)]
-        self.cut = [slice(a, b) for a, b in zip(edges[:-1], edges[1:])]
+        self.cut = [slice(a, b) for a, b in pairwise(edges)]
         self.lock: Any = None  #: set by runtimes whose programs run in parallel
 
     def __reduce__(self) -> tuple[type[Cell], tuple[Any, ...]]:

@@ -7,6 +7,7 @@ import re
 import shlex
 import time
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -146,7 +147,7 @@ def test_activations_are_those_that_a_framework_saves():
     block: 8x8x16 after conv1, its relu, ..."""
     net = nets.build("vgg16", (32, 32, 3))
     rows = net.leaves
-    assert net.saved == sum(row.activation_bytes for row, after in zip(rows, rows[1:]) if not isinstance(
+    assert net.saved == sum(row.activation_bytes for row, after in pairwise(rows) if not isinstance(
         after.layer, Relu)) + rows[-1].activation_bytes < net.held(1)
 
 

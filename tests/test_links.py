@@ -1,6 +1,7 @@
 """Links inside hosts, between hosts and between groups: hand-computed times, properties, and wrong links that they catch."""
 
 from heapq import heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -263,7 +264,7 @@ def check(machine, nodes, simulator=Paused):
             served.setdefault(link, []).append((start, end, head))
     for uses in served.values():
         uses.sort()
-        for (_, end, before), (start, _, after) in zip(uses, uses[1:]):
+        for (_, end, before), (start, _, after) in pairwise(uses):
             assert start >= end, "two messages at once"
             assert before <= after, "a head that came later is served first"
     for (src, to, number), (event, way, _) in sent.items():

@@ -68,7 +68,7 @@ def test_an_algorithm_has_one_colour_and_those_compared_most_have_different_ones
 def test_neighbours_in_the_comparison_differ_to_the_colour_blind(a, b):
     # Without one kind of cone red and green fall together: what is left to tell colours apart is lightness
     # and blue.
-    (ra, ga, ba), (rb, gb, bb) = (matplotlib.colors.to_rgb(plots.color_of(n)) for n in (a, b))
+    ba, bb = (matplotlib.colors.to_rgb(plots.color_of(n))[2] for n in (a, b))
     assert abs(ba - bb) + abs(lightness(plots.color_of(a)) - lightness(plots.color_of(b))) > 0.15
 
 
@@ -171,7 +171,7 @@ def test_the_page_of_a_run_shows_hosts_and_links_and_grows_with_their_rows(summe
     nodes = [label.get_window_extent() for label in page.axes[3].get_yticklabels()]
     assert max(box.x1 for box in names) < min(box.x0 for box in nodes)  # beside each other
     rows = sorted(nodes, key=lambda box: box.y0)
-    assert all(below.y1 <= above.y0 + 1 for below, above in zip(rows, rows[1:]))
+    assert all(below.y1 <= above.y0 + 1 for below, above in pairwise(rows))
 
 
 def test_staleness_over_time_has_the_mean_of_the_histogram(asp, ax):
@@ -294,12 +294,12 @@ def colours(ax):
                           ("adpsgd", {})])
 def test_the_key_of_a_run_names_exactly_the_causes_drawn_and_every_label_lies_inside_its_axes(name, options):
     figure = plots.run(refsgd.run(name, data="quadratic", workers=3, steps=6, **options))
-    learning, idle, ages, below = figure.axes
+    _learning, idle, _ages, below = figure.axes
     (legend,) = figure.legends
     named = {t.get_text().removeprefix("waits: ") for t in legend.get_texts()} & set(plots.CAUSE_COLORS)
     assert {plots.CAUSE_COLORS[cause] for cause in named} == (colours(idle) | colours(below)) & set(
         plots.CAUSE_COLORS.values())
-    (frame, *labels) = boxes(figure, [idle, *idle.texts])
+    (_frame, *labels) = boxes(figure, [idle, *idle.texts])
     inside = idle.get_window_extent()
     assert idle.texts and all(inside.x0 <= box.x0 and box.x1 <= inside.x1 for box in labels)
 

@@ -13,6 +13,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +158,7 @@ def changes(node: ast.AST, bound: Counter[str]) -> Iterator[tuple[str, ast.AST, 
                 yield "argument", node, altered(node, args=args[:-1])
             for k in [k for k, keyword in enumerate(keywords) if keyword.arg != "strict"]:
                 yield "keyword", node, altered(node, keywords=without(keywords, k))
-            for k, (a, b) in enumerate(zip(args, args[1:])):
+            for k, (a, b) in enumerate(pairwise(args)):
                 if isinstance(a, ast.Name) and isinstance(b,
                                                           ast.Name) and any(
                                                               {a.id, b.id} <= kind for kind in KINDS):

@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -603,7 +604,7 @@ def figure10(lab: Lab) -> Part:
     seconds = {
         (m, b): float(np.mean([seen[m, b, s].measured["seconds"] for s in seeds if seen[m, b, s].result]))
         for m in ALGORITHM for b in batches}
-    gains = {m: [1 - seconds[m, b] / seconds[m, a] for a, b in zip(batches, batches[1:])] for m in ALGORITHM}
+    gains = {m: [1 - seconds[m, b] / seconds[m, a] for a, b in pairwise(batches)] for m in ALGORITHM}
     paper = {("sync", 16): 0.79, ("async", 16): 0.74, ("sync", 512): 0.52, ("async", 512): 0.44}
     lines = [Line(f"{m}, batch {b}: accuracy after three passes", None if lab.quick else paper.get((m, b)),
                   None, accuracy[m, b])

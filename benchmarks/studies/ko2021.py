@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -283,7 +284,7 @@ def _named(pairs: Sequence[Pair], seen: Mapping[Pair, tuple[float, float]]) -> s
 def _ordered(says: str, accuracy: Accuracies, columns: Sequence[str], workers: Sequence[int]) -> Claim:
     """Whether each column is above the next one."""
     return _compared(says, "Table III", accuracy,
-                     [(one, other, n) for one, other in zip(columns, columns[1:]) for n in workers])
+                     [(one, other, n) for one, other in pairwise(columns) for n in workers])
 
 
 def sensitivity(lab: Lab) -> Part:

@@ -3,6 +3,7 @@ document's."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -142,7 +143,7 @@ def _ticks(panel: Panel, ax: Axes) -> None:
     if "x" in panel.log:
         ax.set_xscale("log")
     few = len(xs) <= 8 and all(float(x).is_integer() for x in xs)
-    if "x" in panel.log or (few and min(b - a for a, b in zip(xs, xs[1:])) > 0.05 * (xs[-1] - xs[0])):
+    if "x" in panel.log or (few and min(b - a for a, b in pairwise(xs)) > 0.05 * (xs[-1] - xs[0])):
         ax.set_xticks(xs, [f"{x:g}" for x in xs])
         ax.minorticks_off()
     if "y" in panel.log:

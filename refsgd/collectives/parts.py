@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ def chunks(d: int, count: int) -> list[slice]:
     if count < 1:
         raise ValueError(f"a vector cut into {count} parts; expected at least 1")
     edges = [d * k // count for k in range(count + 1)]
-    return [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    return [slice(a, b) for a, b in pairwise(edges)]
 
 
 def factors(n: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -158,6 +159,6 @@ def equal(d: int, gradient: Gradient, count: int = 4) -> Layers:
     `at_once`."""
     count = min(count, d)
     edges = [d * k // count for k in range(count + 1)]
-    parts = [slice(first, end) for first, end in zip(edges, edges[1:])]
+    parts = [slice(first, end) for first, end in pairwise(edges)]
     return by_work([Part(f"layer{k}", part, part.stop - part.start) for k, part in enumerate(parts, 1)],
                    whole(parts, gradient))

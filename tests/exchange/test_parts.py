@@ -2,6 +2,7 @@
 
 import functools
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -230,7 +231,7 @@ def test_a_residual_that_is_dropped_or_added_twice_breaks_the_ledger(module, rig
 @settings(max_examples=50)
 def test_parts_cover_the_vector_once_and_every_one_has_a_server(d, servers, balance, data):
     edges = sorted({0, d, *data.draw(st.lists(st.integers(0, d), max_size=5))})
-    layers = type("Layers", (), {"parts": [slice(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True)]})
+    layers = type("Layers", (), {"parts": [slice(a, b) for a, b in pairwise(edges)]})
     problem = type("Problem", (), {"x0": np.arange(d, dtype=np.float32), "layers": layers})
     exchange = Exchange(data.draw(st.sampled_from(["layers", "chunks:8", "chunks:400"])), balance)
     parts = exchange.cut(problem, servers)

@@ -1,5 +1,7 @@
 """Each option of an exchange with each algorithm: switched on, with its effect and its invariants, or refused alike."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -46,7 +48,7 @@ VALUES = {"layout": "layers", "balance": "size", "priority": True, "overlap": "b
 def problem():
     """Integers, so that sums are exact in any order, in four unequal layers."""
     found, edges = integer_gradients(d=64, workers=2), [0, 4, 44, 48, 64]
-    parts = [Part(f"layer{k}", slice(a, b), b - a) for k, (a, b) in enumerate(zip(edges, edges[1:], strict=False))]
+    parts = [Part(f"layer{k}", slice(a, b), b - a) for k, (a, b) in enumerate(pairwise(edges))]
     layers = by_work(parts, whole([part.slice for part in parts], found.gradient))
     return refsgd.Problem(found.x0, found.gradient, found.loss, layers=layers)
 

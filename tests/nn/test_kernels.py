@@ -59,7 +59,7 @@ def small_nets(draw):
     channels = st.sampled_from([1, 3, 8, 10, 16, 17, 20, 33, 50])
     first = Conv(draw(channels), kernel, draw(st.integers(1, 3)), draw(st.integers(0, kernel // 2)),
                  draw(st.booleans()))
-    layers = [first] + draw(st.sampled_from([[], [Relu()]]))
+    layers = [first, *draw(st.sampled_from([[], [Relu()]]))]
     height, width, _ = first.output_shape(shape)
     kernel = draw(st.sampled_from([k for k in (1, 3, 5) if k <= min(height, width)]))
     if min(height, width) >= kernel + 1 and draw(st.booleans()):
@@ -67,7 +67,7 @@ def small_nets(draw):
         layers += [second, Relu(), MaxPool()]
     elif draw(st.booleans()):
         second = Conv(draw(channels), kernel, 1, draw(st.integers(0, kernel - 1)), draw(st.booleans()))
-        layers += [second] + draw(st.sampled_from([[], [Relu()]]))
+        layers += [second, *draw(st.sampled_from([[], [Relu()]]))]
     layers += [Flatten()]
     layers += draw(st.sampled_from([[], [Linear(7), Relu()], [Linear(65)]]))
     return Net("drawn", [*layers, Linear(draw(st.sampled_from([2, 10, 19])))], shape)

@@ -120,7 +120,7 @@ def test_dropout_keeps_the_mean_and_is_a_function_of_its_key():
 
 def test_the_check_notices_batch_norm_with_constant_statistics():
     def constant(p, kept, dy):
-        normal, inverse = kept
+        _, inverse = kept
         return p["gain"] * inverse * dy, BatchNorm().backward(p, kept, dy)[1]
 
     assert checked(BatchNorm(), (2, 3, 2), constant) > 0.1

@@ -173,7 +173,7 @@ def test_averaging_never_increases_the_disagreement():
         spread.extend([np.sum((x - x.mean(axis=0)) ** 2)] if len(applied) == 5 else [])
 
     simulate(Ledger(deployment, check, asked).deployment, MACHINE)
-    assert all(b <= a * (1 + 1e-12) for a, b in zip(spread[:-1], spread[1:])) and spread[-1] < 0.1 * spread[0]
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(spread)) and spread[-1] < 0.1 * spread[0]
 
 
 # -- wrong programs --------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What is claimed of Sandblaster L-BFGS: Dean et al., NIPS 2012, section 4.2."""
 
 import inspect
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -371,7 +372,7 @@ def test_a_pair_of_negative_curvature_is_dropped(history):
     x0 = np.array([0.95, 1.0, -0.9])
     problem = Problem(x0, lambda x, rank, t: slope(x), lambda x: 0.0)
     xs, _ = lbfgs(slope, x0, 9, history)
-    curvature = [(b - a) @ (slope(b) - slope(a)) for a, b in zip(xs, xs[1:])]
+    curvature = [(b - a) @ (slope(b) - slope(a)) for a, b in pairwise(xs)]
     assert min(curvature) < 0 < max(curvature)
     found = final_parameters(simulate(sandblaster.sandblaster(problem, 2, 9, STEEPEST, portions=1, history=history), FAST))
     assert np.allclose(found, xs[-1], rtol=0, atol=1e-9)

@@ -120,7 +120,7 @@ def test_odena_divides_by_the_deviation_of_each_parameter():
     divides as well."""
     moments, rng = EMPTY, np.random.default_rng(0)
     for t in range(200):
-        push, moments = staleness_aware.divided(Push(np.array([1, 1 + 2 * rng.standard_normal()], np.float32),
+        _, moments = staleness_aware.divided(Push(np.array([1, 1 + 2 * rng.standard_normal()], np.float32),
                                                      1, t), t, moments, "odena")
     assert moments[2][0] < 0.05 and moments[2][1] == pytest.approx(2, abs=0.8)
     fresh, stale = (staleness_aware.divided(Push(ONES, 1, 10 - tau), 10, moments, "odena")[0].grad

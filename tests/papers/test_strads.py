@@ -2,6 +2,7 @@
 2015 (Petuum)."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def blocks_of(result):
     """What was updated in each step, read from the changes of x."""
     xs = [np.zeros(0)] + [e.values["x"] for e in result.trace.marks("update")]
     return [np.flatnonzero(after != (before if before.size else 0 * after)).tolist()
-            for before, after in zip(xs, xs[1:])]
+            for before, after in pairwise(xs)]
 
 
 # -- fixed -----------------------------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_a_coordinate_step_never_raises_the_loss(kind):
     found = simulate(strads.strads(generated(f"{kind}:60,12,0.4", 2, 16), 2, 40, SGD(0.1), width=1))
     problem = generated(f"{kind}:60,12,0.4", 2, 16)
     losses = [problem.loss(e.values["x"]) for e in found.trace.marks("update")]
-    assert all(later <= before + 1e-6 for before, later in zip(losses, losses[1:])) and losses[-1] < 0.9 * losses[0]
+    assert all(later <= before + 1e-6 for before, later in pairwise(losses)) and losses[-1] < 0.9 * losses[0]
 
 
 def test_columns_have_the_correlation_that_is_asked_for():

@@ -4,6 +4,7 @@ import ctypes
 import inspect
 import os
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import GeneratorType, MethodType
 
@@ -43,7 +44,7 @@ def in_parts(d, edges, workers, **more):
         return (rank + t) % 4
 
     edges = [0, *sorted({edge for edge in edges if 0 < edge < d}), d]
-    parts = [Part(f"layer{k}", slice(a, b), b - a) for k, (a, b) in enumerate(zip(edges, edges[1:], strict=False))]
+    parts = [Part(f"layer{k}", slice(a, b), b - a) for k, (a, b) in enumerate(pairwise(edges))]
     layers = by_work(parts, whole([part.slice for part in parts], gradient))
     return refsgd.Problem(np.linspace(-1, 1, d, dtype=np.float32), gradient, found.loss, images=images, layers=layers, **more)
 

@@ -5,6 +5,7 @@ import ast
 import html as escaping
 import re
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,7 @@ def test_docstrings_are_folded_and_open_by_keyboard(browser, tmp_path, short):
                "return [...worker.querySelectorAll('.line')].filter(l => l.checkVisibility()).map(l => "
                "Number(l.firstChild.textContent))")
     seen = browser.execute_script(numbers)
-    jumps = [(a, b) for a, b in zip(seen, seen[1:]) if b != a + 1]
+    jumps = [(a, b) for a, b in pairwise(seen) if b != a + 1]
     # behind the docstring's first line, which follows two lines of `def`
     assert len(jumps) == 1 and jumps[0][0] == seen[2] and jumps[0][1] - jumps[0][0] > 3
     fold = "#fold"

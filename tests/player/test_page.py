@@ -227,10 +227,9 @@ class Number(NamedTuple):
 def test_an_algorithm_of_the_readers_own_and_one_without_source():
     def mine(problem, workers, steps, sgd):
         def ask():
-            x: object = problem.x0
             for t in range(steps):
                 yield Send("server0", Number(np.float32(t)))
-                _, (x,) = yield Recv(Number)
+                yield Recv(Number)
             return problem.x0
 
         def answer():

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,7 +159,7 @@ def test_a_link_serves_one_message_at_a_time(transport):
     for name in ("group0 up", "group1 down"):
         uses = sorted((u.start, u.end) for u in found.links if names[u.link] == name)
         assert len(uses) == 60
-        assert all(end <= start + 1e-9 for (_, end), (start, _) in zip(uses, uses[1:]))
+        assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(uses))
         assert uses[-1][1] >= uses[0][0] + 60 * M / 100e6 - 1e-9
 
 

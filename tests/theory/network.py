@@ -112,7 +112,8 @@ def halving_doubling(i, n, size, gamma=0.0, halving=True):
         yield ("recv", from_(i - 1, "fold"))
         yield ("work", gamma * size)
     rank = i // 2 if i < 2 * extra else i - extra
-    node = lambda r: 2 * r + 1 if r < extra else r + extra
+    def node(r):
+        return 2 * r + 1 if r < extra else r + extra
     part = float(size)
     for d in reversed(range(log)) if halving else range(log):
         if halving:

@@ -31,23 +31,23 @@ times = st.lists(st.floats(0.01, 5), min_size=1, max_size=7)
 def sliced(forward, backward, exchange, slices=400):
     """Priority order in small slices on a clock: the lowest ready layer sends next."""
     depth, now, ready = len(forward), 0.0, []
-    for l in reversed(range(depth)):
-        now += backward[l]
-        ready.append((now, l))
-    pieces = {l: [exchange[l] / slices] * slices for l in range(depth)}
+    for k in reversed(range(depth)):
+        now += backward[k]
+        ready.append((now, k))
+    pieces = {k: [exchange[k] / slices] * slices for k in range(depth)}
     done, clock = {}, 0.0
     while len(done) < depth:
-        open_ = [l for at, l in ready if at <= clock + 1e-12 and pieces[l]]
+        open_ = [k for at, k in ready if at <= clock + 1e-12 and pieces[k]]
         if not open_:
-            clock = min(at for at, l in ready if at > clock)
+            clock = min(at for at, k in ready if at > clock)
             continue
-        l = min(open_)
-        clock += pieces[l].pop()
-        if not pieces[l]:
-            done[l] = clock
+        k = min(open_)
+        clock += pieces[k].pop()
+        if not pieces[k]:
+            done[k] = clock
     end = 0.0
-    for l in range(depth):
-        end = max(end, done[l]) + forward[l]
+    for k in range(depth):
+        end = max(end, done[k]) + forward[k]
     return end
 
 
@@ -55,13 +55,13 @@ def arrivals(forward, backward, exchange):
     """First-come order by the recurrence of its definition."""
     now = free = 0.0
     arrived = {}
-    for l in reversed(range(len(forward))):
-        now += backward[l]
-        free = max(now, free) + exchange[l]
-        arrived[l] = free
+    for k in reversed(range(len(forward))):
+        now += backward[k]
+        free = max(now, free) + exchange[k]
+        arrived[k] = free
     end = 0.0
-    for l in range(len(forward)):
-        end = max(end, arrived[l]) + forward[l]
+    for k in range(len(forward)):
+        end = max(end, arrived[k]) + forward[k]
     return end
 
 
@@ -73,7 +73,7 @@ def test_overlap(data, b):
     assert first == pytest.approx(arrivals(f, b, x), rel=1e-9)
     assert max(computing + x[0], sum(f) + sum(x)) - 1e-9 <= first <= computing + sum(x) + 1e-9
     layers = range(len(b))
-    assert first == pytest.approx(sum(f) + max(sum(b[l:]) + sum(x[: l + 1]) for l in layers))
+    assert first == pytest.approx(sum(f) + max(sum(b[k:]) + sum(x[: k + 1]) for k in layers))
 
 
 def test_the_wrong_overlap_is_caught():

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ class Peer:
         """Each shard's section of a part of the vector, by its place there; this peer's by its place here."""
         edges = [min(max(shard.start, part.start), part.stop) for shard in self.shards] + [part.stop]
         first = self.shards[self.rank].start
-        return ([slice(a - part.start, b - part.start) for a, b in zip(edges, edges[1:])],
+        return ([slice(a - part.start, b - part.start) for a, b in pairwise(edges)],
                 slice(max(edges[self.rank] - first, 0), max(edges[self.rank + 1] - first, 0)))
 
     def gather(self, part: slice) -> Program[Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import colormaps
@@ -82,7 +82,8 @@ def write(ax: Axes, a: float, b: float, row: float, labels: Sequence[str], color
     low, high = ax.get_xlim()
     pixels = ax.get_window_extent().width * (b - a) / (high - low)
     points = FontProperties(size=SIZE).get_size_in_points()
-    wide: Callable[[str], float] = lambda label: (0.62 * len(label) + 0.3) * points * ax.figure.dpi / 72
+    def wide(label: str) -> float:
+        return (0.62 * len(label) + 0.3) * points * ax.figure.dpi / 72
     label = next((label for label in labels if wide(label) <= pixels), None)
     if label is not None:
         light = float(np.dot((0.21, 0.72, 0.07), to_rgb(color))) > 0.45

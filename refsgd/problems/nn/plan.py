@@ -7,7 +7,7 @@ of the list.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -42,7 +42,7 @@ from refsgd.problems.nn.steps import (
     Step,
 )
 
-At = dict[str, int]
+At = Mapping[str, int]
 
 
 class Plan:

@@ -1,7 +1,9 @@
 """Steps of a plan: products, norms, pooling, activations, and the joints of branches."""
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ class Step:
     the source's.  Subclasses take ``relu``: whether a relu follows."""
 
     accumulate = False  #: whether ``backward`` adds to the source's gradient, which other steps write too
-    at: dict[str, int] = {}  #: byte offsets of parameters in the flat vector, by name
+    at: Mapping[str, int] = MappingProxyType({})  #: byte offsets of parameters in the flat vector, by name
     masks = False  #: whether ``backward`` changes or passes on the target's gradient: it is then not shared
 
     def __init__(self, source: Buffer, target: Buffer) -> None:
@@ -53,7 +55,7 @@ class ProductStep(Step):
     A linear layer is one with a kernel of 1 on images of one pixel.  The gradient of the input is summed tap
     by tap, at the pixels that each tap read; what falls outside the image lands in the border."""
 
-    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int], relu: bool,
+    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: Mapping[str, int], relu: bool,
                  scratch: Scratch) -> None:
         super().__init__(source, target)
         self.conv, self.at, self.scratch = conv, at, scratch
@@ -126,7 +128,7 @@ class ProductStep(Step):
 class ConvPoolStep(Step):
     """Convolution of stride 1, relu and 2x2 max-pooling as one; see `kernels.pool_convolve_backward`."""
 
-    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: dict[str, int],
+    def __init__(self, conv: Conv, source: Buffer, target: Buffer, at: Mapping[str, int],
                  scratch: Scratch) -> None:
         super().__init__(source, target)
         self.conv, self.at, self.scratch = conv, at, scratch
@@ -185,7 +187,7 @@ class BatchNormStep(Step):
 
     Kernels see a row of an image as one pixel with ``run`` channels: long loops are fast."""
 
-    def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: dict[str, int], relu: bool,
+    def __init__(self, layer: BatchNorm, source: Buffer, target: Buffer, at: Mapping[str, int], relu: bool,
                  scratch: Scratch) -> None:
         super().__init__(source, target)
         self.layer, self.at, self.floor = layer, at, RELU if relu else NO_FLOOR

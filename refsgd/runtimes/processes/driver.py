@@ -340,7 +340,7 @@ class Driver(Linked):
 
     def _finish(self, done: Done) -> None:
         """Schedule the continuation of a program whose Compute has really ended."""
-        task, effect, start, due, priced = done.job
+        task, effect, _, due, priced = done.job
         if done.error is not None:
             where = f"{task.node}, yielded at {line_of(task.program)}"
             done.error.add_note(f"in Compute({effect.kind}) of {where}")

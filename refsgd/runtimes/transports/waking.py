@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import select
@@ -37,17 +38,13 @@ class WakeUp:
 
     def wake(self) -> None:
         """Wake the owner, now or at its next sleep."""
-        try:
+        with contextlib.suppress(BlockingIOError):  # the counter is full, so the owner will wake
             os.write(self._write, b"\1\0\0\0\0\0\0\0")
-        except BlockingIOError:
-            pass  # the counter is full, so the owner will wake
 
     def drain(self) -> None:
         """Forget earlier wake-ups; check for work afterwards, not before."""
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
-        except BlockingIOError:
-            pass
 
     def close(self) -> None:
         """Close the descriptors."""

@@ -218,11 +218,11 @@ class _Description:
     def field(self, depth: int = 0) -> Any:
         kind = self.data[self.at]
         self.at += 1
-        if kind == ARRAY or kind == LENT:
+        if kind in (ARRAY, LENT):
             return self.array(kind)
         if kind == NONE:
             return None
-        if kind == FALSE or kind == TRUE:
+        if kind in (FALSE, TRUE):
             return kind == TRUE
         if kind == INT:
             return self.take(_Q)[0]
