@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from refsgd.runtimes.processes.driver import Aborted, Driver
-from refsgd.runtimes.processes.logs import ToParent
+from refsgd.runtimes.processes.logs import Stamp
 from refsgd.runtimes.processes.reports import Failure, Outbox, Report, in_crash_log
 from refsgd.runtimes.processes.status import HALT
 from refsgd.runtimes.processes.system import keep_memory, prctl, settle
@@ -41,22 +41,27 @@ def live(launch: Launch, process: str, parent: int) -> None:
     if not launch.machine.paced:
         settle(launch.processes.index(process), len(launch.processes))
     gc.freeze()  # otherwise the first collection touches, and so copies, every page of the parent
-    logs = ToParent(launch.records[1], lambda: (process, 0))
-    logs.replace_all()
+    stamp = Stamp()
+    stamp.standing = lambda: (process, 0)
+    launch.records.send(stamp)
     transport: Transport | None = None
     try:
         transport = launch.ends.connect(process)
         driver = _driver(launch, process, transport)
-        logs.standing = driver.standing
+        stamp.standing = driver.standing
         driver.run(_wait_for_start(launch, process, transport) - driver.now)
         _give(launch.outboxes[process], Report.of(driver, launch.status.run.command == HALT))
     except BaseException as error:
         if not isinstance(error, Aborted):
             launch.outboxes[process].fail(Failure.of(time.monotonic(), error))
+        if stamp.used:
+            launch.records.send_rest()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(1)  # do not wait for helper threads that may compute for long
+    if stamp.used:
+        launch.records.send_rest()
     transport.close()
 
 

@@ -19,10 +19,10 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment, roles
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.faults import KEEP, Fault, Halted, survives_workers, why_over
-from refsgd.runtimes.processes import logs
 from refsgd.runtimes.processes.child import live
 from refsgd.runtimes.processes.driver import Beginning
 from refsgd.runtimes.processes.group_links import GroupLinks
+from refsgd.runtimes.processes.logs import Records
 from refsgd.runtimes.processes.reports import Failure, Outbox, Report, deadlock, join
 from refsgd.runtimes.processes.status import ABORT, CLOSE, HALT, StatusTable
 from refsgd.runtimes.processes.watch import Watch, state
@@ -91,11 +91,8 @@ class Launch:
         if self.groups is not None:
             later(self.groups.close)
         self.death = os.pipe()  # closed when the launcher is gone
-        self.records = logs.channel()
         for end in self.death:
             later(os.close, end)
-        for socket in self.records:
-            later(socket.close)
         self.outboxes, self.crash_logs = dict[str, Outbox](), dict[str, Outbox]()
         for process in self.processes:
             self.outboxes[process] = Outbox()
@@ -106,6 +103,7 @@ class Launch:
         self.ends = transport(self.living, {p: frozenset(i for i, n in enumerate(order)
                                                          if self.process_of[n] == p) for p in self.living})
         later(self.ends.close)
+        self.records = Records()
 
     def start(self) -> None:
         """Fork all processes."""
@@ -130,13 +128,11 @@ class Launch:
 
     def watch(self, on_start: Callable[[dict[str, int]], None] | None = None) -> None:
         """Watch the processes until all have ended; `on_start` gets their pids by node when all are ready."""
-        receiver = self.records[0]
         while self._running:
-            ready = wait_for([*self._running, self.wake_up.fileno(), receiver.fileno()],
+            ready = wait_for([*self._running, self.wake_up.fileno()],
                              0.001 if self._before is not None else self._continue_paused())
             if self.wake_up.fileno() in ready:
                 self.wake_up.drain()
-            logs.handle(receiver)
             self._judge([self._running.pop(fd) for fd in ready if fd in self._running])
             if self._closing:
                 self._watch.closing()
@@ -314,15 +310,18 @@ class Launch:
                 del self._running[fd]
         for process in self._running.values():
             self.children[process].kill()
+        clean = True  # no process was killed
         for child in self.children.values():
             child.join()
+            clean &= child.exitcode == 0
             with suppress(ValueError):  # somebody else has taken its exit code
                 child.close()
-        logs.handle(self.records[0])
+        self.records.end(clean)
         self._resources.close()
 
     def result(self) -> Run:
         """The reports of the processes as one run; raises `Halted` if another attempt can continue it."""
+        self.records.closed.wait()
         reports = [self._reports[process] for process in self.living]
         run = join(reports, self.deployment, self.machine, self.observe, self._deaths,
                    self.beginning.events if self.beginning is not None else ())
