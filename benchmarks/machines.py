@@ -1,38 +1,24 @@
-"""Formulas beside the simulator on random machines: hosts, links, groups, devices, speeds, batches.
+"""Random machines: hosts, links, groups, devices, speeds, batches.
 
-``python -m benchmarks.machines`` draws 400 machines whose gradients take fixed times and 120 that draw
-them, runs an algorithm on each and writes benchmarks/results/machines.json; ``python -m benchmarks.validation
-page`` reports them.  Nobody picked the points: they follow from the seed of `draw`.
+Nobody picks the points, which follow from the seed of `draw`; `benchmarks.oracle.compare` runs them.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import random
-import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, fields, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from refsgd.cluster import prices
-from refsgd.cluster.devices import Device
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.units import counted
-from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems.shapes import shape_only
-from refsgd.trace import Computed, Trace
-from refsgd.trace.schema import json_text
 
-RESULTS = Path(__file__).parent / "results" / "machines.json"
 D = 1200  # parameters: 4,800 bytes
 OPERATIONS = 2e7  # of an image's gradient: a batch of 8 takes a device of 10 GFLOPS 16 ms
 FIGURES = ("seconds_per_iteration", "seconds", "idle_ratio", "staleness_mean", "bytes_sent")
-SEEDS = {5: 96, 9: 16, 120: 16}  # steps: number of runs, where times are drawn
 CONFIGURATIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("bsp", {}), ("asp", {}), ("ssp", {"staleness": 0}), ("ssp", {"staleness": 1}), ("ssp", {}),
     ("ssp", {"staleness": 1, "refresh": "lazy"}), ("ssp", {"staleness": 2, "refresh": "eager"}),
@@ -74,34 +60,6 @@ class Point:
                        machine=self.machine, seed=seed, **self.options)
 
 
-@dataclass(frozen=True)
-class Row:
-    """A figure that formula and simulator give; `error`: standard error of both together."""
-
-    algorithm: str
-    label: str
-    figure: str
-    kind: str
-    predicted: float
-    simulated: float
-    error: float
-
-    @property
-    def relative(self) -> float:
-        """Error of the formula, see `scale_of`."""
-        return (self.predicted - self.simulated) / scale_of(self.figure, self.simulated)
-
-    @property
-    def noise(self) -> float:
-        """The standard error in the unit of `relative`."""
-        return self.error / scale_of(self.figure, self.simulated)
-
-    @property
-    def equal(self) -> bool:
-        """Whether both are the same but for rounding."""
-        return math.isclose(self.predicted, self.simulated, rel_tol=1e-9, abs_tol=1e-12)
-
-
 def scale_of(figure: str, simulated: float) -> float:
     """What an error of 1 is: all of a time or of bytes, 1 for ratios and for staleness below one update."""
     return {"idle_ratio": 1.0, "staleness_mean": max(abs(simulated), 1.0)}.get(figure, simulated) or 1.0
@@ -117,7 +75,7 @@ def draw(seed: int, count: int, drawn: bool = False) -> Iterator[Point]:
     rng = random.Random(seed)
     for _ in range(count):
         name, options = rng.choice(CONFIGURATIONS)
-        n, servers = rng.choice((2, 3, 4, 6, 8)), rng.choice((1, 1, 2, 3))
+        n, servers = rng.choice((2, 3, 4, 5, 6, 8, 12)), rng.choice((1, 1, 2, 3))
         servers = 1 if name == "backup-workers" else servers
         batches = tuple(rng.choice((4, 8, 20)) for _ in range(n)) if rng.random() < 0.3 else (8,) * n
         yield Point(name, options, n, servers, rng.choice((5, 120)), batches,
@@ -167,145 +125,5 @@ def _machine(rng: random.Random, n: int, servers: int, drawn: bool) -> Machine:
     return Machine(compute=_compute(rng, n, drawn), **given)  # type: ignore[arg-type]
 
 
-def has_draws(machine: Machine) -> bool:
-    """Whether gradients of one batch take unequal times."""
-    return any((time.noise if isinstance(time, Device) else time).family != "fixed"
-               for time in prices.each(machine))
-
-
-def _iteration(trace: Trace, count: int) -> float:
-    """Seconds of an iteration, of all workers together, in `count` iterations after the first quarter."""
-    rate = 0.0
-    for w in trace.workers:
-        ends = [e.time for e in trace.of(Computed, w) if e.work == "gradient"]
-        low = len(ends) // 4
-        rate += count / (ends[low + count - 1] - ends[low - 1])
-    return len(trace.workers) / rate
-
-
-def measured(experiment: Experiment) -> tuple[dict[str, float], bool]:
-    """Figures of one simulated run, and whether its pace is that of the long run."""
-    trace, settled = perform(experiment, "simulator").trace, True
-    ages = [tau for _, tau in trace.staleness]
-    seen = {"seconds": trace.seconds, "idle_ratio": trace.idle_ratio,
-            "staleness_mean": float(np.mean(ages)) if ages else 0.0,
-            "bytes_sent": float(sum(trace.bytes_sent.values()))}
-    if experiment.steps >= 120 and experiment.name != "backup-workers":
-        seen["seconds_per_iteration"] = _iteration(trace, 48)  # whole periods of local SGD and EASGD
-        settled = math.isclose(seen["seconds_per_iteration"], _iteration(trace, 24), rel_tol=1e-9)
-    return seen, settled
-
-
-def rows(point: Point) -> list[Row]:
-    """Every figure of a point that a formula gives; a "tie" where the last digit of a time decides which of
-    two messages is served first."""
-    first, runs = zlib.crc32(point.label.encode()) % 10_000, []
-    drawn = has_draws(point.machine) or point.algorithm == "gosgd"
-    for seed in range(SEEDS[point.steps] if drawn else 1):
-        experiment = point.experiment(first + seed)
-        runs.append(measured(experiment))
-    priced = runs[0][0] if drawn else measured(replace(experiment, machine=experiment.priced))[0]
-    found = []
-    for figure, p in experiment.predictions().items():
-        if figure not in priced or p.kind == "bound":
-            continue
-        if figure == "seconds_per_iteration" and p.kind == "exact" and not (drawn or runs[0][1]):
-            continue  # the pace of the long run is not to be seen yet
-        # idle time is a share of the time of all runs together, as formulas take it of the expected time
-        values, weights = (np.array([seen[name] for seen, _ in runs]) for name in (figure, "seconds"))
-        weights = weights if figure == "idle_ratio" and drawn else np.ones(len(runs))
-        mean = float(np.average(values, weights=weights))
-        spread = float(np.linalg.norm(weights * (values - mean)) / weights.sum()) * math.sqrt(
-            len(runs) / max(len(runs) - 1, 1))
-        tied = not math.isclose(values[0], priced[figure], rel_tol=1e-9)
-        found.append(Row(point.algorithm, point.label, figure, "tie" if tied else p.kind, p.value,
-                         mean, math.hypot(spread, p.error)))
-    return found
-
-
-def held(points: Iterable[Point]) -> list[Row]:
-    """The rows of points; AssertionError where one is not what it calls itself."""
-    found = [row for point in points for row in rows(point)]
-    for row in found:
-        if row.kind in ("exact", "numerical"):
-            assert row.equal or abs(row.predicted - row.simulated) <= 5.5 * row.error, row
-    return found
-
-
-LIMITS = {"seconds_per_iteration": 0.05, "seconds": 0.05, "idle_ratio": 0.03, "staleness_mean": 0.1}
 NAMES = {"seconds_per_iteration": "iteration time", "seconds": "run time", "idle_ratio": "idle ratio",
          "staleness_mean": "staleness", "bytes_sent": "bytes"}
-
-
-def far(row: Row) -> bool:
-    """Whether an approximation is further off than its limit and the noise of the simulation."""
-    limit = LIMITS.get(row.figure, math.inf) + 3 * row.noise
-    return row.kind == "approximation" and abs(row.relative) > limit
-
-
-def worst(found: Iterable[Row]) -> dict[str, Row]:
-    """The approximation with the largest error of each figure."""
-    out: dict[str, Row] = {}
-    for row in found:
-        if row.kind == "approximation" and (row.figure not in out
-                                            or abs(row.relative) > abs(out[row.figure].relative)):
-            out[row.figure] = row
-    return out
-
-
-def section() -> str:
-    """The part of docs/validation.md on these machines."""
-    found = load()
-    exact = [r for r in found if r.kind in ("exact", "numerical")]
-    sure, drawn = [r for r in exact if not r.error], [r for r in exact if r.error]
-    inside = sum(r.equal or abs(r.predicted - r.simulated) <= 3 * r.error for r in drawn)
-    ties = sum(r.kind == "tie" for r in found)
-    out = ["## Random machines", "",
-           f"{len({r.label for r in found})} cases drawn from a seed: hosts of one to four nodes, placed "
-           "in blocks, in turn or each on its own, servers co-located or not, links inside hosts, two groups "
-           "with uplinks, half and full duplex, devices, compute times that differ by worker, unequal speeds and batches, "
-           "updates that take time, two to eight workers, up to three servers, 5 and 120 iterations. "
-           "`python -m benchmarks.machines` computes them, and `theory/test_machines.py` recomputes some of them.", "",
-           f"Without draws, {sum(r.equal for r in sure)} of {len(sure)} figures that are called exact equal the "
-           f"simulation's to nine digits. With draws, {inside} of {len(drawn)} exact and numerical figures lie "
-           "within three combined standard errors (for a normal distribution, 99.7 % do). The largest errors of "
-           "approximations, with the standard error in brackets:", "",
-           "| figure | exact or numerical | approximations | largest error | where |", "|---|---|---|---|---|"]
-    most = worst(found)
-    for figure in FIGURES:
-        mine = [r for r in found if r.figure == figure]
-        close = sum(r.kind in ("exact", "numerical") for r in mine)
-        loose, row = sum(r.kind == "approximation" for r in mine), most.get(figure)
-        error = f"{unit(figure, row.relative)} ({row.noise:.3f})" if row else ""
-        out.append(f"| {NAMES[figure]} | {close} | {loose} | {error} | {row.label if row else ''} |")
-    out += ["", "An iteration time is compared only in runs of 120 iterations, and an exact one only if the simulated "
-            "run has reached a steady pace. Idle time is a share of the time of all runs together, since formulas "
-            "divide expected times; the mean of single runs is lower, by up to 0.05 in runs of 5 iterations. "
-            "An iteration time is called exact where parts of the run have the same pace, and "
-            "an approximation elsewhere: workers with unequal fixed times meet in ever-changing orders. "
-            f"Left out: {counted(ties, 'figure')} of runs in which two messages are due at one moment, so that "
-            "the last digit of a device's time decides which is served first. Formulas that would take longer "
-            "than two seconds are refused, as `refsgd predict` says, and so are AD-PSGD, pair averaging, Gaia "
-            "and collectives other than the ring on links that several nodes share.", ""]
-    return "\n".join(out)
-
-
-def load(results: Path = RESULTS) -> list[Row]:
-    """What `main` has found."""
-    return [Row(*values) for values in json.loads(results.read_text(encoding="utf-8"))["rows"]]
-
-
-def write(results: Path, found: Iterable[Row]) -> None:
-    """Keep rows in a file."""
-    text = ",\n".join(json_text(astuple(row), indent=None) for row in found)
-    results.write_text(f'{{"columns": {json_text([f.name for f in fields(Row)], indent=None)},\n"rows": [\n{text}]}}\n', encoding="utf-8")
-
-
-def main() -> None:
-    """Compute all rows."""
-    write(RESULTS, [row for points in (draw(17, 400), draw(71, 120, True))
-                    for point in points for row in rows(point)])
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,10 @@
 """Formulas beside the simulator, the simulator beside real processes, formulas beside published figures.
 
 ``python -m benchmarks.validation grid`` runs every algorithm of the catalogue over laws, workers, latencies
-and bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``paced`` (a quiet machine) runs
-four OS processes beside the simulation; both in pieces with ``--part 1/3``, which may run at once.  ``page``
-writes docs/validation.md and its pictures from what the two have left in benchmarks/results/validation.json.
+and bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``hard`` does so in cases that
+nobody picks, drawn from a seed.  ``paced`` (a quiet machine) runs four OS processes beside the simulation.
+They run in pieces with ``--part 1/3``, which may run at once.  ``page`` writes docs/validation.md and its
+pictures from what they have left in benchmarks/results/validation.json.
 All but the paced runs are deterministic.
 """
 
@@ -14,6 +15,7 @@ import fcntl
 import json
 import math
 import os
+import random
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, astuple, dataclass, fields
@@ -23,8 +25,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from benchmarks import layerwise, machines
 from benchmarks.machines import FIGURES, NAMES, D, scale_of, unit
+from benchmarks.oracle import compare
 from benchmarks.published import UNADDRESSED, figures
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import facts_of
@@ -74,18 +76,29 @@ class Case:
     latency: float
     transfer: float
     servers: int = 1
+    speeds: tuple[float, ...] = ()
+    update: float | None = None
 
     @property
     def label(self) -> str:
         """The algorithm with its options."""
-        more = {**self.options, **({"servers": self.servers} if self.servers > 1 else {})}
+        more = {**self.options, **({"servers": self.servers} if self.servers > 1 else {}),
+                **({"speeds": ",".join(f"{v:g}" for v in self.speeds)} if self.speeds else {}),
+                **({"update": f"{self.update * 1e3:g} ms"} if self.update else {})}
         return " ".join([self.algorithm, *(f"{k}={v}" for k, v in more.items())])
 
     @property
     def machine(self) -> Machine:
         """As `refsgd.cluster.machine.Machine`."""
         return Machine(compute=self.law, latency=self.latency, bandwidth=4 * D / self.transfer
-                       if self.transfer else math.inf)  # type: ignore[arg-type]
+                       if self.transfer else math.inf, speeds=self.speeds,  # type: ignore[arg-type]
+                       update=self.update)  # type: ignore[arg-type]
+
+    @property
+    def mean(self) -> float:
+        """Seconds of a gradient, over the workers."""
+        return float(np.mean([self.machine.compute.mean / self.machine.speed(i)  # type: ignore[union-attr]
+                              for i in range(self.workers)]))
 
     @property
     def staged(self) -> bool:
@@ -211,7 +224,7 @@ def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[s
                                          float(np.mean(ages)) if ages else 0.0,
                                          float(sum(trace.bytes_sent.values())))):
             values[name].append(value)
-    return experiment.predictions(), {name: np.array(v)
+    return experiment.formulas(), {name: np.array(v)
                                       for name, v in values.items()}, {
                                           k: np.array(v) for k, v in drawn.items()}
 
@@ -223,10 +236,10 @@ def check(case: Case, steps: int = STEPS, seeds: int = SEEDS) -> list[Row]:
     rows = []
     for name in FIGURES:
         p = predictions.get(name)
-        if p is None:
+        if p is None or (case.speeds and name == "seconds_per_iteration"):  # not the mean of unequal workers
             continue
         luck = None if name == "bytes_sent" else drawn["part" if name == "seconds_per_iteration"
-                                                       else "run"] - case.machine.compute.mean
+                                                       else "run"] - case.mean
         mean, error = adjusted(values[name], luck)
         both = math.hypot(error, p.terms.get("standard error", 0.0))
         away = p.value - mean
@@ -252,6 +265,25 @@ def cases(workers: Iterable[int] = WORKERS, laws: Iterable[str] = LAWS,
                     if (not law.startswith("lognormal")
                         or (plain and n == 4)) and n > options.get("backups", 0):
                         yield Case(name, options, n, law, latency, transfer, given.get("servers", 1))
+
+
+SLOW = ("sequential", "gpipe", "pipedream", "dgc", "hogwild", "approximate", "downpour", "zero")  # or without times
+
+
+def hard(seed: int = 12, count: int = 70) -> Iterator[Case]:
+    """So many cases from a seed: numbers of workers that are no powers of two, few of them, unequal speeds,
+    more servers, updates that take time, links from idle to saturated."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        name, given = rng.choice([c for c in CONFIGURATIONS if c[0] not in SLOW])
+        n = rng.choice([n for n in (2, 3, 5, 6, 7, 12) if n > given.get("backups", 1)])
+        case = Case(name, {k: v for k, v in given.items() if k != "servers"}, n,
+                    rng.choice((*LAWS, "straggler(0.02,0.1,5)")), rng.choice((0.0005, 0.00137, 0.002)),
+                    rng.choice((0.0, 0.001, 0.003, 0.00517, 0.009)), 1 if "backups" in given else rng.choice((1, 1, 2, 3)),
+                    tuple(rng.choice((1.0, 0.5, 2.0, 1.3)) for _ in range(n)) if rng.random() < 0.4 else (),
+                    rng.choice((None, None, 0.0005, 0.002)))
+        if case.servers == 1 or (facts_of(CATALOGUE[name]).served and name != "backup-workers"):
+            yield case
 
 
 def tolerance(rows: int, runs: int, level: float = 0.99) -> float:
@@ -340,23 +372,24 @@ def paced(part: tuple[int, int], steps: int = 50) -> Iterator[dict[str, Any]]:
 def load() -> dict[str, Any]:
     """What earlier parts have found; rows are stored as lists."""
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    return {**found, "grid": [Row(*values) for values in found.get("grid", [])],
-            "paced": found.get("paced", [])}
+    rows = {name: [Row(*values) for values in found.get(name, [])] for name in ("grid", "hard")}
+    return {**found, **rows, "paced": found.get("paced", [])}
 
 
-def save(grid: Iterable[Row] = (), paced: Iterable[dict[str, Any]] = ()) -> None:
+def save(grid: Iterable[Row] = (), paced: Iterable[dict[str, Any]] = (), hard: Iterable[Row] = ()) -> None:
     """Put rows and runs in the place of earlier ones of the same label; other parts may be doing so too."""
     directory = os.open(RESULTS.parent, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_EX)
-        found, new, runs = load(), list(grid), list(paced)
+        found, new, runs, cases = load(), list(grid), list(paced), list(hard)
         labels, known = {r.label for r in new}, {_machine(r) for r in runs}
         rows = in_order([r for r in found["grid"] if r.label not in labels] + new)
         kept = sorted([r for r in found["paced"] if _machine(r) not in known] + runs, key=_machine)
-        text = ",\n".join(json_text(astuple(r), indent=None) for r in rows)
+        text, beside = (",\n".join(json_text(astuple(r), indent=None) for r in some)
+                        for some in (rows, cases or found["hard"]))
         RESULTS.write_text(
-            f'{{"columns": {json_text([f.name for f in fields(Row)], indent=None)},\n"grid": [\n{text}],\n"paced": '
-            f'{json_text(kept)}}}\n')
+            f'{{"columns": {json_text([f.name for f in fields(Row)], indent=None)},\n"grid": [\n{text}],\n"hard": [\n{beside}],\n'
+            f'"paced": {json_text(kept)}}}\n', encoding="utf-8")
     finally:
         os.close(directory)
 
@@ -378,17 +411,18 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 def page(found: dict[str, Any]) -> str:
     """The page as MyST; every number in it is from `found` or from `benchmarks.published`."""
-    rows = found["grid"]
-    bounds, over = [r for r in rows if r.kind == "bound"], crossed(rows)
+    rows, every = found["grid"], [*found["grid"], *found["hard"]]
+    bounds, over = [r for r in every if r.kind == "bound"], crossed(every)
     met = {r.label for r in bounds if abs(r.predicted - r.simulated) <= 1e-9 * abs(r.simulated)}
     out = [HEAD.format(cases=len({(r.label, r.machine) for r in rows}), rows=len(rows), steps=STEPS,
-                       seeds=SEEDS), EXACT.format(**asdict(exactness(rows))),
-           _approximations(rows),
+                       seeds=SEEDS, hard=len({(r.label, r.machine) for r in found["hard"]}),
+                       more=len(found["hard"])), EXACT.format(**asdict(exactness(every))),
+           _approximations(rows, every),
            f"## Bounds\n\n{len(bounds)} figures are bounds, all of "
-           f"{', '.join(f'`{name}`' for name in dict.fromkeys(r.label for r in bounds))}. "
+           f"{', '.join(f'`{name}`' for name in dict.fromkeys(r.label for r in rows if r.kind == 'bound'))}. "
            f"Simulations beyond their bound: {len(over)}. Bounds that a simulation meets to the last digit: "
            f"{', '.join(f'`{name}`' for name in sorted(met)) or 'none'}.\n"]
-    out += [machines.section(), layerwise.section()]
+    out.append(compare.section())
     if found.get("paced"):
         out.append(_processes(found["paced"]))
     out.append(_published())
@@ -397,8 +431,9 @@ def page(found: dict[str, Any]) -> str:
 
 HEAD = """# Formula, simulation, measurement
 
-This page compares every figure of `refsgd predict` with the simulator, the simulator with real processes, and
-formulas with published measurements. `python -m benchmarks.validation grid`, `paced` and `page` generate it;
+This page compares every formula of `refsgd predict` with the simulator, the simulator with a second implementation,
+the simulator with real processes, and formulas with published measurements. Figures without a formula, which
+`refsgd predict` simulates, are not here. `python -m benchmarks.validation grid`, `hard`, `paced` and `page` generate it;
 its numbers are in `benchmarks/results/validation.json`, and `theory/test_validation.py` recomputes a part of
 them.
 
@@ -406,7 +441,9 @@ The grid has {cases} cases and {rows} figures: every algorithm of the catalogue,
 fixed, exponential and log-normal times of mean 20 ms; 2, 4 and 8 workers; latency 0 and 2 ms; 0, 1 and 5 ms to
 transfer the model over a link (at 5 ms, 8 workers saturate a server's link). A simulation has {steps} iterations, and
 {seeds} runs if times are random, with separate draws for each algorithm. Variance that the mean of a run's
-drawn times explains is removed by regression. Pipelines have a net of 8 equal blocks, and activations as large as
+drawn times explains is removed by regression. Beside it there are {hard} hard cases with {more} figures, drawn from
+a seed: 2, 3, 5, 6, 7 or 12 workers, of equal or of unequal speeds, with one to three servers, with updates that take
+time or not, with links from idle to far beyond saturation, and times that are sometimes five times as long. Pipelines have a net of 8 equal blocks, and activations as large as
 the model cross each cut.
 
 ![Error of iteration time and idle ratio of every approximation](images/validation-errors.png)
@@ -435,21 +472,21 @@ def stated(rows: Iterable[Row]) -> dict[str, Row]:
     return out
 
 
-def _approximations(rows: list[Row]) -> str:
-    """Counts by algorithm and figure, largest errors of all, and of each."""
-    worst, most, labels = largest(rows), stated(rows), list(dict.fromkeys(r.label for r in rows))
+def _approximations(rows: list[Row], every: list[Row]) -> str:
+    """Counts by algorithm and figure, largest errors of all, hard cases included, and of each on the grid."""
+    worst, most, labels = largest(rows), stated(every), list(dict.fromkeys(r.label for r in rows))
     out = ["## Approximations", "",
            "Errors are predicted/simulated - 1 for times, bytes and staleness (below one update: the "
            "difference in updates), and the difference for the idle ratio. They include the noise of the "
-           "simulation; its standard error is in brackets, in the same unit. Over the whole grid:", "",
+           "simulation; its standard error is in brackets, in the same unit. Over the whole grid and the hard cases:", "",
            "| figure | largest error | where |", "|---|---|---|"]
     out += [f"| {NAMES[name]} | {unit(r.figure, r.relative)} ({r.noise:.3f}) | `{r.label}`, {_where(r)} |"
             for name in FIGURES if (r := most.get(name))]
     out += ["", "GoSGD's bytes are predicted in expectation; the rest is the random variation of its draws.",
             "", "## Every algorithm", "",
             "E: all rows are exact or numerical, with their number; *k of m*: k of m rows are "
-            "approximations, with their largest error; B: a bound; -: no formula (`refsgd predict` says "
-            "why).", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |",
+            "approximations, with their largest error; B: a bound; -: simulated or without a figure (`refsgd predict` "
+            "says why). On the grid:", "", "| algorithm | " + " | ".join(NAMES[name] for name in FIGURES) + " |",
             "|---" * (len(FIGURES) + 1) + "|"]
     for label in labels:
         cells = []
@@ -604,7 +641,7 @@ def main() -> None:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("grid", "paced", "page"))
+    parser.add_argument("what", choices=("grid", "hard", "paced", "page"))
     parser.add_argument("--part", default="1/1", help="which of how many pieces, e.g. 2/3")
     arguments = parser.parse_args()
     if arguments.what == "grid":
@@ -613,6 +650,8 @@ def main() -> None:
             rows = [r for case in cases(configurations=(configuration,)) for r in check(case)]
             save(grid=rows)
             print(f"{rows[0].label}: {len(rows)} figures", flush=True)
+    elif arguments.what == "hard":
+        save(hard=[r for case in hard() for r in check(case)])
     elif arguments.what == "paced":
         first, _, count = arguments.part.partition("/")
         for run in paced((int(first), int(count))):

@@ -111,15 +111,6 @@ def few_draws():
         yield
 
 
-@pytest.fixture
-def fewer_draws(monkeypatch):
-    """A third of the draws: their error is half that of ten short runs beside them."""
-    from refsgd.theory.phenomena import queues, scripts
-
-    monkeypatch.setattr(queues, "DRAWS", queues.DRAWS // 3)
-    monkeypatch.setattr(scripts, "REPLICAS", scripts.REPLICAS // 3)
-
-
 @pytest.fixture(scope="module")
 def few_draws_throughout():
     """As `few_draws`, for all tests and fixtures of a module."""

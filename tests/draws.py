@@ -4,16 +4,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from refsgd.theory.phenomena import iteration, queues, ring, scripts
+from refsgd.experiment import simulated
+from refsgd.theory.phenomena import backup, iteration, ring, ssp
 
 
 @contextmanager
 def few_draws():
     """A thirtieth of the draws."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (queues, ring):
+        for module in (backup, ring, ssp):
             patch.setattr(module, "DRAWS", 2000)
-        patch.setattr(queues, "PACE", 400)
-        patch.setattr(scripts, "REPLICAS", 2)
+        patch.setattr(simulated, "EVENTS", 2000)
         patch.setattr(iteration, "SAMPLES", 20_000)
         yield

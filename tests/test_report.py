@@ -172,7 +172,7 @@ def test_the_harder_case_blames_the_learning_rate_where_every_push_is_an_update(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["bsp", "ssp", "approximate", "backup-workers"])
+@pytest.mark.parametrize("name", ["bsp", "ssp", "approximate", "allreduce"])
 def test_predictions_fit_and_break_no_word(name, width):
     found = predict(name, MACHINE, workers=4, nbytes=40_000, batch=16, steps=40)
     lines = prediction_lines(found, {"staleness_max": "because " * 20}, width)

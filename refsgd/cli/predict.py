@@ -20,8 +20,8 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Add the options that do not depend on the algorithm."""
     common(parser, "", PICTURE)
     parser.add_argument("--kind", choices=("formulas", "simulated"), default="formulas",
-                        help="source of the metrics (default formulas); simulated: means of four runs of "
-                        "the simulator with a shape-only net")
+                        help="source of the metrics (default formulas, and runs of the simulator where "
+                        "there are none); simulated: all from runs of the simulator with a shape-only net")
     parser.add_argument("--sweep", metavar="QUANTITY=RANGE",
                         help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")

@@ -1,12 +1,15 @@
-"""Metrics simulated on request, where a formula is missing or doubted: means of simulated runs."""
+"""Metrics simulated where no formula gives them, or on request: means of simulated runs."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
+from refsgd.cluster.devices import Device
+from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.prices import each, on_devices, own
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.evaluation import count_images, flat, measure
 from refsgd.experiment.execution.perform import perform
@@ -14,44 +17,132 @@ from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.prepare import Experiment
 from refsgd.problems.shapes import in_shape_only
 from refsgd.theory.estimate import Estimate, sampling
+from refsgd.theory.phenomena.iteration import controlled_mean
 from refsgd.theory.prediction import FIGURES, Figures, Prediction
+from refsgd.trace import Chosen, Computed, Trace
 
-RUNS = 4  #: with consecutive seeds, starting from the experiment's
+EVENTS = 40_000  #: of all runs together, about a second; so the number of runs depends on no clock
+LEAST, PRECISE = 4, 0.005  #: runs if times are drawn; the relative standard error that is enough
+SHORT = 24  #: steps of a run, at least; one with too many events is continued at its second half's pace
 UNITS = {"images_per_second": "images/s", "updates": "updates", "bytes_per_iteration": "bytes",
          "bytes_sent": "bytes", "idle_ratio": "1", "idle_by_cause": "1", "staleness_mean": "updates",
          "staleness_max": "updates", "clock_gap_max": "iterations", "lead_max": "iterations"}
+TIMES = "seconds", "seconds_per_iteration"  #: whose errors the luck of the drawn times explains
+CAUSE = "idle: "  #: before the name of a cause
+Metrics = dict[str, float]
 
 
 def simulated(experiment: Experiment) -> Figures:
-    """Means of each metric over simulated runs, shape-only unless the algorithm reads its vectors."""
+    """Means of all metrics over simulated runs."""
+    return with_sizes(experiment, means(experiment, FIGURES))
+
+
+def means(experiment: Experiment, names: Collection[str]) -> Figures:
+    """Means of some metrics over simulated runs, shape-only unless the algorithm reads its vectors.
+
+    If times are drawn, there are runs of consecutive seeds until standard errors are small or `EVENTS` have
+    happened.
+    """
+    experiment = replace(experiment, steps=max(experiment.steps, 1))
     shape = in_shape_only(experiment.problem, [max(b, 1) for b in experiment.batches])
     try:
         runs, problem = _runs(replace(experiment, problem=shape)), "a shape-only problem"
     except Usage:
         runs, problem = _runs(experiment), "the given problem"
-    first = experiment.seed
-    formula = f"mean of {RUNS} runs on {problem}, seeds {first} to {first + RUNS - 1}"
+    first, last = experiment.seed, experiment.seed + len(runs) - 1
+    formula = f"a run on {problem}" if first == last else (
+        f"mean of {len(runs)} runs on {problem}, seeds {first} to {last}")
     found = Figures()
     for name in FIGURES:
-        mean = Estimate.of(np.array([run[name] for run in runs], float))
+        if name not in names:
+            continue
+        mean = _mean(runs, "idle_ratio" if name == "idle_by_cause" else name)
         terms = sampling(mean.error)
         if name == "idle_by_cause":
-            causes = sorted({cause for run in runs for cause in run["causes"]})
-            terms = {cause: float(np.mean([run["causes"].get(cause, 0.0) for run in runs]))
-                     for cause in causes}
+            causes = sorted({key for run in runs for key in run if key.startswith(CAUSE)})
+            terms = {key.removeprefix(CAUSE): float(np.mean([run.get(key, 0.0) for run in runs]))
+                     for key in causes}
         found[name] = Prediction(mean.value, UNITS.get(name, "s"), "simulated", terms, formula,
                                  "the simulator")
-    return with_sizes(experiment, found)
+    return found
 
 
-def _runs(experiment: Experiment) -> list[dict[str, Any]]:
+def _mean(runs: list[Metrics], name: str) -> Estimate:
+    """Mean of a metric; of times, what the luck of the draws explains is taken out by regression."""
+    values, luck = (np.array([run[key] for run in runs]) for key in (name, "luck"))
+    if name in TIMES and len(runs) >= 3 * LEAST:
+        return Estimate(*controlled_mean(values, [(luck, 0.0)]))
+    return Estimate.of(values)
+
+
+def _runs(experiment: Experiment) -> list[Metrics]:
     """The metrics of each run."""
-    out = []
-    for seed in range(experiment.seed, experiment.seed + RUNS):
-        trace = perform(replace(experiment, seed=seed), "simulator").trace
-        count_images(experiment, trace)
-        found = flat(measure(trace))
-        out.append({**found, "bytes_per_iteration": found["bytes_sent"] / max(experiment.steps, 1),
-                    "idle_by_cause": found["idle_ratio"], "causes": found["idle_by_cause"],
-                    "clock_gap_max": found["clock_gap"]["max"], "lead_max": found["lead"]["max"]})
+    steps = experiment.steps
+    trace = _trace(experiment, min(steps, SHORT))
+    fixed = not trace.of(Chosen) and all(time is None or time.family == "fixed" for time in (
+        experiment.machine.update, *each(experiment.priced)) if not isinstance(time, Device))
+    length = min(steps, max(SHORT, int(EVENTS / (1 if fixed else LEAST) * min(steps, SHORT)
+                                       / max(len(trace.events), 1))))
+    out, happened = list[Metrics](), 0
+    while len(out) < LEAST or happened < EVENTS:
+        found = replace(experiment, seed=experiment.seed + len(out))
+        trace = _trace(found, length)
+        seen = _seen(found, trace)
+        half = _seen(found, _trace(found, length // 2)) if length < steps else None
+        out.append(_metrics(seen, half, length, steps) | {"luck": _luck(found, trace)})
+        happened += len(trace.events)
+        if fixed or (len(out) >= LEAST and all(
+                mean.error <= PRECISE * abs(mean.value) for name in (*TIMES, "staleness_mean")
+                for mean in [_mean(out, name)])):
+            break
     return out
+
+
+def _trace(experiment: Experiment, steps: int) -> Trace:
+    return perform(replace(experiment, steps=steps), "simulator", observe=0).trace
+
+
+def _seen(experiment: Experiment, trace: Trace) -> Metrics:
+    """The metrics of a simulated run, idle shares by cause, and the number of ages."""
+    count_images(experiment, trace)
+    seen = flat(measure(trace))
+    causes = {CAUSE + cause: share for cause, share in seen["idle_by_cause"].items()}
+    return {name: seen[name] for name in FIGURES if isinstance(seen.get(name), int | float)} | causes | {
+        "clock_gap_max": seen["clock_gap"]["max"], "lead_max": seen["lead"]["max"],
+        "aged": len(trace.staleness)}
+
+
+def _metrics(seen: Metrics, half: Metrics | None, length: int, steps: int) -> Metrics:
+    """The metrics of a run of all steps: what happened after `half` of the length happens again and again."""
+    if half is not None:
+        more, first = (steps - length) / (length - length // 2), _totals(half)
+        total = {name: value + more * (value - first.get(name, 0.0)) for name, value in _totals(seen).items()}
+        seen = {**seen, **total, **{name: total[name] / (total[whole] or 1.0)
+                                    for name in total if (whole := _share_of(name))}}
+    return {**seen, "bytes_per_iteration": seen["bytes_sent"] / steps}
+
+
+def _share_of(name: str) -> str:
+    """The metric with whose total a mean or share is weighted; empty if it grows with the run itself."""
+    rates = ("idle_", "images_", CAUSE)
+    return "aged" if name == "staleness_mean" else "seconds" if name.startswith(rates) else ""
+
+
+def _totals(seen: Metrics) -> Metrics:
+    """What grows with a run: seconds, updates, bytes, seconds of idleness, the staleness of all updates."""
+    growing = [name for name in seen
+               if _share_of(name) or name in ("seconds", "updates", "bytes_sent", "aged")]
+    return {name: seen[name] * (seen[whole] if (whole := _share_of(name)) else 1) for name in growing}
+
+
+def _luck(experiment: Experiment, trace: Trace) -> float:
+    """By how much drawn times of whole gradients exceed their means, which explains most of a run's time."""
+    if on_devices(experiment.machine) or experiment.facts.staged:
+        return 0.0
+    excess, count = 0.0, 0
+    for rank, worker in enumerate(trace.workers):
+        done = [e.time - e.start for e in trace.of(Computed, worker) if e.work == "gradient"]
+        time = own(experiment.machine, rank)
+        excess += sum(done) - len(done) * (time.mean if isinstance(time, Distribution) else 0.0)
+        count += len(done)
+    return excess / count if count else 0.0

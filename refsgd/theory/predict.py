@@ -90,9 +90,10 @@ def _served(name: str, machine: Machine, servers: int) -> Machine:
 
 def _of_no_steps(found: Figures) -> Figures:
     """Turn the metrics of a run of one step into those of a run of none."""
+    units = {name: p.unit for name, p in found.items()} | dict.fromkeys(found.open & {"seconds"}, "s")
     for name in ("seconds", "updates", "bytes_sent", "clock_gap_max", "lead_max"):
-        if name in found:
-            found[name] = Prediction(0.0, found[name].unit, "exact", {}, "no iteration", "definition")
+        if name in units:
+            found[name] = Prediction(0.0, units[name], "exact", {}, "no iteration", "definition")
     found.without("no iteration, no time", "images_per_second", "idle_ratio", "idle_by_cause")
     return found.without("no iteration, no update", "staleness_mean", "staleness_max")
 

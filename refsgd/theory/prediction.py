@@ -14,6 +14,8 @@ STANDARD_ERROR = "standard error"  #: name of the term with the standard error
 FIGURES = ("seconds_per_iteration", "images_per_second", "seconds", "updates", "bytes_per_iteration",
            "bytes_sent", "idle_ratio", "idle_by_cause",
            "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")
+#: those that depend on times
+TIMES = ("seconds_per_iteration", "images_per_second", "seconds", "idle_ratio", "idle_by_cause")
 
 
 class DomainError(ValueError):
@@ -32,7 +34,7 @@ class Prediction:
         "s", "bytes", "images/s", "updates", "iterations", or "1" for a share.
     kind : {"exact", "numerical", "approximation", "bound", "simulated"}
         exact: a closed form, up to quadrature, under its assumptions.  numerical: a Monte Carlo mean of an
-        exact model, with its standard error as a term.  approximation: the model itself is simplified.
+        exact recursion, with its standard error as a term.  approximation: the model itself is simplified.
         simulated: the mean of runs of the simulator.
     terms : mapping of str to float
         Parts of the value, in `unit` unless `units` names another unit.
@@ -122,6 +124,12 @@ class Figures(dict[str, Prediction]):
     def __init__(self, found: Mapping[str, Prediction] | None = None) -> None:
         super().__init__(found or {})
         self.missing: dict[str, str] = {}
+        self._open: set[str] = set()
+
+    @property
+    def open(self) -> set[str]:
+        """The missing metrics that a simulation gives."""
+        return self._open - self.keys()
 
     def simplify(self, assumption: str) -> None:
         """Turn all metrics that depend on times into approximations with one more assumption.
@@ -152,6 +160,24 @@ class Figures(dict[str, Prediction]):
         for name in names:
             self.pop(name, None)
             self.missing[name] = reason
+        self._open -= {*names}
+        return self
+
+    def leave(self, reason: str, *names: str) -> Figures:
+        """Leave metrics to a simulation, since no formula gives them.
+
+        Parameters
+        ----------
+        reason : str
+        *names : str
+            Names of the metrics.
+
+        Returns
+        -------
+        Figures
+            The same object.
+        """
+        self.without(reason, *names)._open |= {*names}
         return self
 
 

@@ -13,13 +13,12 @@ from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.theory.estimate import certain, check_distribution, kind_of, sampling
-from refsgd.theory.phenomena import gate, iteration, layerwise, server, ways
+from refsgd.theory.phenomena import iteration, server
 from refsgd.theory.phenomena.collectives import Link
-from refsgd.theory.phenomena.gate import Network
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
-from refsgd.theory.prediction import Figures, Kind, Prediction, Side
+from refsgd.theory.prediction import TIMES, Figures, Kind, Prediction, Side
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Setting:
     def placed(self) -> bool:
         """Whether messages between workers and servers meet on links other than each node's two."""
         beside = self.machine.colocated and self.servers > 1 and self.workers > 1
-        return self.shared or (self.machine.linked and beside)
+        return self.shared or (self.transfer > 0 and beside)
 
     @property
     def alone(self) -> bool:
@@ -103,46 +102,20 @@ class Setting:
         m = self.machine
         return self.servers == 1 and not (m.hosts or m.inside or m.groups or self.plan)
 
-    @functools.cached_property
-    def links(self) -> Network:
-        """The network between workers and servers."""
-        return self.network_of(self.machine.colocated and self.servers == self.workers)
-
-    def network_of(self, rotated: bool) -> Network:
-        """The network between workers and servers; `rotated`: worker i sends to server i first."""
-        m, k, plan = self.machine, self.servers, self.plan
-        if not self.placed:
-            return Network(k, self.transfer, m.latency, m.update, m.colocated)
-        sizes: list[tuple[float, float]] = [(b, b) for b in slices(self.nbytes, k)]
-        if plan:
-            sizes = [(part.up, part.down) for part in plan.parts]
-        if self.workers * len(sizes) > (12 if plan else 3) * gate.HEAVIEST:
-            raise gate.too_many(self.workers, len(sizes))
-        homes = [part.server for part in plan.parts] if plan and not plan.even else k
-        return Network(k, self.transfer, m.latency, m.update, plan=plan,
-                       ways=ways.of_machine(m, self.workers, homes, sizes, rotated))
-
     @property
     def queues(self) -> bool:
         """Whether workers may queue at servers' links or processors."""
-        return self.placed or (self.workers > 1 and bool(self.transfer or self.machine.update is not None))
+        return self.placed or (self.workers > 1 and bool(self.transfer or self.update))
 
     @property
-    def clear(self) -> bool:
-        """Whether `links` describes the network without simplification."""
-        return self.placed or self.servers == 1
+    def met(self) -> bool:
+        """Whether pushes and answers meet on links that are not the server's own."""
+        return self.placed or (self.machine.colocated and self.queues)
 
     @functools.cached_property
     def exchanges(self) -> list[float]:
-        """Seconds of each worker's push and answer without queueing."""
+        """Seconds of each worker's push and answer without queueing, if they have their own links."""
         m = self.machine
-        if self.plan and not self.plan.simple:
-            step = max(1, self.workers // 4)  # a few workers represent all
-            found = [layerwise.exposed(self.links, i, self.times[i].mean, self.update)
-                     for i in range(0, self.workers, step)]
-            return [found[i // step] for i in range(self.workers)]
-        if self.placed:
-            return [gate.lone(self.links.over(self.workers), i, self.update) for i in range(self.workers)]
         return server.alone(self.times, self.servers, self.transfer, m.latency, self.update, m.colocated)
 
     @property
@@ -181,18 +154,27 @@ def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
     return Prediction(float(value), unit, "exact", terms, formula, "the message protocol")
 
 
-def figures(c: Setting, step: Prediction, run: Prediction, updates: int, sent: float,
+#: why a figure is left to a simulation
+QUEUES = "no closed form: messages meet on links, and their order decides who waits"
+
+
+def figures(c: Setting, step: Prediction | None, run: Prediction | None, updates: int, sent: float,
             *more: Mapping[str, Prediction]) -> Figures:
-    """The metrics common to all algorithms (times, throughput, updates, bytes, idle time), and `more`."""
-    out = Figures({
-        "seconds_per_iteration": step, "images_per_second": throughput(c, run), "seconds": run,
-        "updates": count(updates, "updates", "updates of one server"),
-        "bytes_per_iteration": count(sent, "bytes", "all nodes together"),
-        "bytes_sent": count(sent * c.steps, "bytes", "bytes_per_iteration x steps"),
-    })
-    if 0 < run.value < math.inf:
+    """The metrics common to all algorithms (times, throughput, updates, bytes, idle time), and `more`.
+
+    Times without a formula are None, and are left to a simulation.
+    """
+    out = Figures({"updates": count(updates, "updates", "updates of one server"),
+                   "bytes_per_iteration": count(sent, "bytes", "all nodes together"),
+                   "bytes_sent": count(sent * c.steps, "bytes", "bytes_per_iteration x steps")})
+    out.leave(QUEUES, *TIMES)
+    if step:
+        out["seconds_per_iteration"] = step
+    if run:
+        out |= {"images_per_second": throughput(c, run), "seconds": run}
+    if step and run and 0 < run.value < math.inf:
         out |= _idleness(c, step, run)
-    else:
+    elif run and not 0 < run.value < math.inf:
         out.without("a run without a finite duration has no idle share", "idle_ratio", "idle_by_cause")
     for others in more:
         out |= others

@@ -111,12 +111,11 @@ def simulated(algorithm: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def predicted(algorithm: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Value and kind of every prediction, on both machines."""
+    """Value and kind of every formula, on both machines."""
     out = {}
     for name, machine in (("skewed", SKEWED), ("even", EVEN)):
-        found = refsgd.predict(algorithm, machine=machine, workers=4, steps=40, **options)
-        out[name] = {key: clip({"value": float(p), "kind": p.kind}) for key, p in found.items()
-                     if not key.startswith("memory")}  # which depends on what the nets' kernels need
+        found = prepare(algorithm, machine=machine, workers=4, steps=40, **options).formulas()
+        out[name] = {key: clip({"value": float(p), "kind": p.kind}) for key, p in found.items()}
     return out
 
 

@@ -149,15 +149,16 @@ def test_the_bubble_of_equal_stages_is_predicted_to_the_last_digit(stages, micro
                                      {"algorithm": "gpipe", "micro": 8, "passes": "1f1b"},
                                      {"algorithm": "pipedream"}, {"algorithm": "pipedream", "vertical": True},
                                      {"algorithm": "pipedream", "stages": 2}])
-def test_unequal_stages_are_predicted_exactly_at_fixed_times(options, machine):
-    """Times, bytes (twice the cuts), staleness K-1-k."""
+def test_unequal_stages_are_predicted_as_they_run_at_fixed_times(options, machine):
+    """Bytes (twice the cuts) and staleness K-1-k exactly; times without draws by one run."""
     arguments = {**options, "machine": machine, "net": "shapes:tiny", "data": "none", "steps": 9}
     result, found = refsgd.run(**arguments, runtime="simulator"), refsgd.predict(**arguments)
     m = result.measured
     for key, value in (("seconds", m["seconds"]), ("idle_ratio", m["idle_ratio"]),
                        ("bytes_sent", sum(m["bytes_sent"].values())),
                        ("staleness_mean", m["staleness"]["mean"]), ("staleness_max", m["staleness"]["max"])):
-        assert found[key].kind == "exact" and found[key].value == pytest.approx(value, rel=1e-9), key
+        assert found[key].kind == ("simulated" if key in ("seconds", "idle_ratio") else "exact")
+        assert found[key].value == pytest.approx(value, rel=1e-9) and not found[key].error, key
     assert m["clock_gap"]["max"] <= found["clock_gap_max"].value
     assert m["lead"]["max"] <= found["lead_max"].value
     assert "the bubble" in found.missing["idle_by_cause"]

@@ -9,14 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import refsgd
-from refsgd.algorithms.averaging import easgd
-from refsgd.algorithms.sgd import SGD
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
-from refsgd.problems import quadratic
-from refsgd.runtimes.simulator import simulate
 from refsgd.theory import ALGORITHMS, DomainError, Prediction, predict
-from refsgd.theory.phenomena import scripts
 from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.prediction import FIGURES
 from tests.draws import few_draws
@@ -47,13 +42,15 @@ def test_every_algorithm_has_its_figures(name, n):
         return
     machine = Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e7, update=0.0005)
     out = predict(name, machine, workers=n, servers=1, nbytes=40_000, steps=40, **batch_of(name, n, 16))
-    for key in ALWAYS:
+    assert {*out, *out.open} >= {*ALWAYS}
+    for key in {*ALWAYS} & {*out}:
         p = out[key]
         assert isinstance(p, Prediction) and math.isfinite(p.value) and p.value >= 0
         assert p.formula and p.source
         json.dumps(p.to_json(), allow_nan=False)
     images = {"backup-workers": n - 1, **dict.fromkeys(STAGED, 1)}.get(name, n) * 16 * 40
-    assert out["images_per_second"].value == pytest.approx(images / out["seconds"].value)
+    if "seconds" in out:
+        assert out["images_per_second"].value == pytest.approx(images / out["seconds"].value)
     if "idle_by_cause" in out:
         assert sum(out["idle_by_cause"].terms.values()) == pytest.approx(out["idle_ratio"].value, abs=1e-9)
 
@@ -61,13 +58,14 @@ def test_every_algorithm_has_its_figures(name, n):
 @given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(2, 5), k=st.integers(1, 3),
        steps=st.integers(0, 12))
 def test_figures_agree_with_each_other(name, machine, n, k, steps):
-    with few_draws(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scripts, "REPLICAS", 16)  # so many that their standard error can be trusted
+    with few_draws():
         out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, **batch_of(name, n, 4))
-    seconds, each = out["seconds"].value + 4 * out["seconds"].error, out["seconds_per_iteration"].value
+    assert {*out, *out.open} >= {*ALWAYS}
     part = 1 / n if name in STAGED else 1
-    assert each >= 0.02 * part * (0.1 if name == "backup-workers" else 0.3 if machine.speeds else 0.9)
-    assert seconds >= steps * 0.02 * part * (0.1 if name == "backup-workers" else 0.45 if machine.speeds else 0.9)
+    for key, least in (("seconds_per_iteration", 1), ("seconds", steps)):
+        if key in out:
+            slack = 0.1 if name == "backup-workers" else 0.3 if machine.speeds else 0.9
+            assert out[key].value + 4 * out[key].error >= least * 0.02 * part * slack
     if "idle_ratio" in out:
         assert 0 <= out["idle_ratio"].value < 1
     if "idle_by_cause" in out:
@@ -95,7 +93,9 @@ def test_a_mean_of_draws_is_never_called_exact(name, options):
             assert p.kind in ("approximation",
                               "bound") or (p.kind == "numerical") == (
                                   p.terms.get("standard error", 0.0) > 0), (key, p)
-        run, images = out["seconds"], out["images_per_second"]
+        if (run := out.get("seconds")) is None:
+            continue
+        images = out["images_per_second"]
         assert images.kind == run.kind
         assert images.error / images.value == pytest.approx(run.error / run.value)
 
@@ -125,8 +125,8 @@ def test_bytes_of_the_message_protocol():
         assert predict(name, machine, **sizes)["bytes_sent"].value == value
     assert predict("easgd", machine, **sizes, options={"period": 5})["bytes_sent"].value == 8 * 1000 * 2
     assert predict("ssp", machine, **sizes, options={"refresh": "eager"})["bytes_sent"].value == 80_000
-    lazy = predict("ssp", machine, **sizes, options={"refresh": "lazy", "staleness": 4})["bytes_sent"].value
-    assert 40_000 < lazy < 52_000
+    lazy = predict("ssp", machine, **sizes, options={"refresh": "lazy", "staleness": 4})
+    assert "bytes_sent" in lazy.open and "updates" in lazy
     assert predict("gosgd", machine, **sizes, options={"p": 0.5})["bytes_sent"].value == 20_160
     assert predict("local-sgd", machine, **sizes, options={"period": 5})["bytes_sent"].value == 12_000
 
@@ -206,18 +206,6 @@ def test_domain(name, machine, sizes, assumption):
         predict(name, machine, **sizes)
 
 
-@pytest.mark.parametrize("period", [1, 4])
-@pytest.mark.parametrize("speeds", [(1, 1, 1, 0.25), (1, 2, 0.5, 1)])
-def test_synchronous_easgd_of_unequal_workers_goes_at_the_pace_of_the_slowest(speeds, period):
-    """A harmonic mean of the rounds less an arithmetic mean of the times would be a negative exchange."""
-    slow = Machine("fixed(0.02)", latency=0.001, bandwidth=1e6, speeds=speeds)
-    out = predict("easgd", slow, workers=4, nbytes=1000, steps=400,
-                  options={"period": period, "mode": "sync"})
-    trace = simulate(easgd.easgd(quadratic(d=250), 4, 400, SGD(0.1), period=period, mode="sync"), slow).trace
-    for name in ("seconds_per_iteration", "seconds"):
-        assert out[name].value == pytest.approx(trace.seconds / (1 if name == "seconds" else 400), rel=0.03)
-
-
 @given(name=st.sampled_from(PARALLEL), machine=machines, n=st.integers(1, 5), k=st.integers(1, 3),
        steps=st.integers(0, 3), half=st.booleans(),
        graph=st.sampled_from(["", "torus", "ring"]))
@@ -228,14 +216,15 @@ def test_every_absent_figure_has_its_reason(name, machine, n, k, steps, half, gr
         out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, options=options,
                       **batch_of(name, n, 1))
     assert set(out) | set(out.missing) == set(FIGURES) and not set(out) & set(out.missing)
+    assert out.open <= set(out.missing)
     assert all(len(reason) > 10 for reason in out.missing.values())
 
 
 def test_reasons_are_plain():
     half = Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half")
     assert "shared by several nodes or both directions" in predict("adpsgd", half, workers=4, nbytes=4000).missing["seconds"]
-    many = predict("bsp", half, workers=256, servers=64, nbytes=4000).missing["seconds"]
-    assert "256 workers and 64 servers" in many
+    many = predict("bsp", half, workers=256, servers=64, nbytes=4000)
+    assert "messages meet on links" in many.missing["seconds"] and "seconds" in many.open and "updates" in many
     crowd = Machine(compute="fixed(0.02)", hosts="2x4", cores=2)
     assert "4 programs of one host that share 2 cores" in predict("asp", crowd, workers=8).missing["seconds"]
     assert "'torus'" in predict("dpsgd", MACHINE, workers=6, options={"graph": "torus"}).missing["seconds"]
@@ -275,7 +264,7 @@ def test_what_post_local_sgd_is_predicted_agrees_with_itself(steps):
         assert "after the switch, before it 0.044 s" in each.assumptions and each.value < 0.03
 
 
-@pytest.mark.parametrize("name,n", [("dssp", 3_000), ("sgp", 3_000), ("bsp", 1_000_000)])
+@pytest.mark.parametrize("name,n", [("sgp", 3_000), ("bsp", 1_000_000)])
 def test_more_workers_than_are_evaluated_have_no_figures_and_a_reason(name, n):
     found = predict(name, MACHINE.with_(compute="exponential(0.02)"), workers=n, nbytes=4000, steps=9)
     assert found == {} and f"not for {n}" in found.missing["seconds"]

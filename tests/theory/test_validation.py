@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 
 from benchmarks import validation
+from refsgd.algorithms import COMPARED
+from refsgd.cluster.machine import Machine
+from refsgd.experiment.execution.perform import perform
+from refsgd.experiment.prepare import prepare
+from refsgd.problems.shapes import shape_only
 from refsgd.theory import ALGORITHMS
 from tests.marks import mostly_slow
 
@@ -36,10 +41,51 @@ def held(rows):
 def test_the_page_is_made_of_the_results():
     """Text and numbers; the largest errors are those of the stored rows."""
     found = validation.load()
+    every = [*found["grid"], *found["hard"]]
     assert validation.page(found) == PAGE
-    assert set(limits()) == {r.figure for r in found["grid"] if r.kind == "approximation"}
-    assert {r.label for r in found["grid"]} == {case.label for case in validation.cases()}
-    held(found["grid"])
+    assert set(limits()) == {r.figure for r in every if r.kind == "approximation"}
+    lazy = {case.label for case in validation.cases() if case.options.get("refresh") == "lazy"}  # all simulated
+    assert {r.label for r in found["grid"]} == {case.label for case in validation.cases()} - lazy
+    held(every)
+
+
+#: largest errors of approximations, of times and ratios
+GOOD = {"seconds_per_iteration": 0.05, "seconds": 0.05, "idle_ratio": 0.04}
+
+
+def test_what_is_no_simulation_is_within_five_percent():
+    """Also in the hard cases; but for the noise of the simulation. What compare shows by default keeps a formula."""
+    found = validation.load()
+    far = [r for r in [*found["grid"], *found["hard"]] if r.kind == "approximation" and r.figure in GOOD
+           and abs(r.relative) > GOOD[r.figure] + 2 * r.noise]
+    assert not far, far
+    for name in COMPARED:
+        rows = [r for r in found["grid"] if r.label == name]
+        cases = list(validation.cases(configurations=[(name, {})]))
+        assert all(sum(r.figure == figure for r in rows) == len(cases) for figure in GOOD), name
+
+
+def test_some_of_the_hard_cases():
+    """Those that draw nothing, computed again: few and many workers, unequal speeds, saturated links."""
+    cases = [case for case in validation.hard() if case.fixed]
+    assert len(cases) > 8 and {case.workers for case in cases} & {2, 3} and any(case.speeds for case in cases)
+    rows = [r for case in cases for r in validation.check(case)]
+    assert all(r.deviation == 0 for r in rows if r.kind == "exact")
+    again(rows)
+
+
+def test_the_two_cases_that_the_grid_once_avoided():
+    """Recursive doubling with a fold, 11 % high as E[max T] + exchange; unequal workers at a saturated server, 11 %
+    high too: both are simulated now."""
+    doubling = prepare("allreduce", shape_only(30_000), workers=3, steps=200, collective="recursive-doubling",
+                       machine=Machine(compute="exponential(0.02)", latency=0.0005, bandwidth=125e6))
+    saturated = prepare("staleness-aware", shape_only(30_000), workers=12, steps=200, machine=Machine(
+        compute="fixed(0.02)", latency=0.0005, bandwidth=25e6, speeds=(1, 0.5, 2, 1.3) * 3))
+    for experiment in (doubling, saturated):
+        found, seen = experiment.predictions(), perform(experiment, "simulator", observe=0).trace
+        assert found["seconds"].kind == found["idle_ratio"].kind == "simulated"
+        assert found["seconds"].value == pytest.approx(seen.seconds, rel=0.05 if experiment is doubling else 1e-9)
+    assert found["staleness_mean"].value == pytest.approx(np.mean([tau for _, tau in seen.staleness]))
 
 
 @pytest.mark.parametrize("part, names", mostly_slow(
@@ -84,7 +130,7 @@ def aged(run):
 
 def again(rows):
     """The stored rows, but for the last digits of another machine's arithmetic."""
-    stored = {(r.label, r.machine, r.figure): r for r in validation.load()["grid"]}
+    stored = {(r.label, r.machine, r.figure): r for some in ("grid", "hard") for r in validation.load()[some]}
     for r in rows:
         old = stored[r.label, r.machine, r.figure]
         assert (r.kind, r.runs) == (old.kind, old.runs)
@@ -98,7 +144,7 @@ def test_most_of_the_grid():
     cases = [*validation.cases((4,), ("exponential(0.02)",), ((0.002, 0.005),)),
              *validation.cases((2, 8), ("fixed(0.02)",))]
     rows = [r for case in cases for r in validation.check(case)]
-    assert len(rows) > 900
+    assert len(rows) > 700
     held(rows)
     again(rows)
 
@@ -130,6 +176,6 @@ def test_the_textbook_is_caught(monkeypatch):
 
 def test_a_slack_of_one_more_is_caught(monkeypatch):
     right = ALGORITHMS["ssp"]
-    found = caught("ssp", lambda c: right(c.with_options(staleness=c.options["staleness"] + 1)), 0.001,
+    found = caught("ssp", lambda c: right(c.with_options(staleness=c.options["staleness"] + 1)), 0.0,
                    monkeypatch, staleness=1)
     assert found.largest > found.limit

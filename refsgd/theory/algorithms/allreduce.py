@@ -9,14 +9,14 @@ from typing import Any
 
 from refsgd.cluster import placement
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.algorithms.peers import fresh, heard_from, in_rounds, on_shared_links, repeat
+from refsgd.theory.algorithms.peers import fresh, heard_from, in_rounds, repeat
 from refsgd.theory.estimate import WIDEST, Uncovered, certain, kind_of
-from refsgd.theory.phenomena import collectives, iteration, layerwise, ring, scripts
+from refsgd.theory.phenomena import collectives, iteration, layerwise, ring
 from refsgd.theory.phenomena.collectives import Exchange, Link, factors
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
 from refsgd.theory.prediction import Figures, Prediction
-from refsgd.theory.setting import Setting, clocks, figures, slices
+from refsgd.theory.setting import Setting, clocks, figures
 
 SOURCE = "Patarasuk and Yuan 2009; Baccelli et al. 1992"
 LISTENERS = 32  # most peers that all receive from all and whose links are evaluated one by one
@@ -27,7 +27,8 @@ def collective(c: Setting, name: str = "ring") -> Exchange:
     if name == "hierarchical":
         return _hierarchical(c)
     if name == "ring" and c.workers > 1:
-        return collectives.ring(c.workers, c.nbytes, c.link, _largest_chunk(c, c.workers))
+        ring = collectives.ring(c.workers, c.nbytes, c.link, _largest_chunk(c, c.workers))
+        return _again(c, ring, c.workers)
     return collectives.allreduce(name, c.workers, c.nbytes, c.link, rings=c.options.get("rings"),
                                  columns=c.options.get("columns"))
 
@@ -53,7 +54,15 @@ def _hierarchical(c: Setting) -> Exchange:
     if c.machine.hosts:
         inner = Link(inside.latency, inside.bandwidth) if inside else Link()
     m = c.workers // g
-    return collectives.hierarchical(g, m, c.nbytes, c.link, inner, _largest_chunk(c, m), repeated=True)
+    return _again(c, collectives.hierarchical(g, m, c.nbytes, c.link, inner, _largest_chunk(c, m),
+                                              repeated=True), m)
+
+
+def _again(c: Setting, exchange: Exchange, chunks: int) -> Exchange:
+    """An exchange in a run: with unequal chunks, ranks that begin one together do not begin the next so."""
+    if c.nbytes % (4 * chunks) == 0 or exchange.time.kind != "exact":
+        return exchange
+    return exchange._replace(time=replace(exchange.time, kind="approximation"))
 
 
 def _largest_chunk(c: Setting, chunks: int) -> float:
@@ -61,24 +70,23 @@ def _largest_chunk(c: Setting, chunks: int) -> float:
     return 4.0 * -(-c.nbytes // (4 * chunks))
 
 
-def _in_step(c: Setting) -> bool:
+def in_step(c: Setting) -> bool:
     """Whether peers that begin together end together."""
     return c.together and certain(c.machine.update) and len(set(c.own)) == 1
 
 
-def through_ring(c: Setting, step: Prediction, gradients: Sequence[int], *, before: int = 0, after: int = 0,
-                 period: int = 1) -> tuple[Prediction, Prediction]:
-    """Iteration and run of peers in a ring, by its recursion: a late peer delays only its successors."""
+def through_ring(c: Setting, step: Prediction, end: Prediction, gradients: Sequence[int], *, before: int = 0,
+                 after: int = 0, period: int = 1) -> tuple[Prediction | None, Prediction | None]:
+    """Iteration and run of peers in a ring: `step` and `end` if they are in step, otherwise by its recursion.
+
+    A late peer delays only its successors.
+    """
     u = before * c.update + after * c.update / period
     if c.placed and c.workers > 1 and gradients:
-        n, sizes = c.workers, slices(c.nbytes, c.workers)
-        script = scripts.periodic(lambda i, _: scripts.ring(i, n, sizes, c.machine.reduction), before=before,
-                                  after=after)
-        return on_shared_links(c, script, gradients, scripts.around(n), 2 * n * (n - 1), u, before=before,
-                               after=after, period=period, lower=step.lower)
-    if c.workers == 1 or c.workers > WIDEST or not gradients or _in_step(c) or not (
+        return None, None
+    if c.workers == 1 or c.workers > WIDEST or not gradients or in_step(c) or not (
         c.machine.latency or c.transfer or c.machine.reduction):
-        return step, step
+        return step, end
     chunk = _largest_chunk(c, c.workers)
     run, long = (ring.rounds(c.times, each, chunk, c.link, c.updates, before=before, after=after)
                  for each in (gradients, [period] * 60))
@@ -102,13 +110,12 @@ def allreduce(c: Setting) -> Figures:
     if c.plan:
         return _in_parts(c, c.plan, name)
     exchange = collective(c, name)
-    step = in_rounds(c, exchange.time)
-    run = repeat(c, step)
-    followed = name == "ring" or (name == "hierarchical" and not (c.machine.groups or c.one_link))
-    if c.placed and not followed:
-        raise Uncovered(f"no formula follows the messages of the collective {name} over links shared by "
-                        "several nodes: it can only be simulated or measured")
-    if name == "root" and c.workers > 1:
+    closed = in_rounds(c, exchange.time)
+    whole = repeat(c, closed)
+    step: Prediction | None = closed
+    run: Prediction | None = whole
+    level = name == "hierarchical" and not (c.machine.groups or c.one_link)
+    if name == "root" and c.workers > 1 and not c.placed:
         add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
                                "update": Distribution("fixed", (add,)), "colocated": True}
@@ -116,12 +123,13 @@ def allreduce(c: Setting) -> Figures:
         if c.machine.update is not None:  # each rank's own update follows the answer
             step, run = (replace(p, kind="approximation") for p in (step, run))
     elif name == "ring":
-        drawn, whole = through_ring(c, step, [1] * c.steps, after=1)
-        step, run = (drawn, whole) if drawn is not step else (step, run)
+        step, run = through_ring(c, closed, whole, [1] * c.steps, after=1)
+    elif exchange.time.value and (not in_step(c) or (c.placed and not level)):
+        step = run = None  # which messages an early peer sends already depends on the collective
     elif name == "hierarchical" and (g := group_of(c)) > 1:
         inside = c.machine.inside.bandwidth if c.machine.inside else math.inf
         first = (g - 2) * c.nbytes / (inside if c.machine.hosts else c.machine.bandwidth)
-        run = replace(run, value=run.value + first, terms={**run.terms, "first and last": first},
+        run = replace(whole, value=whole.value + first, terms={**whole.terms, "first and last": first},
                       formula="steps x iteration + (g-2) M beta'")
     return figures(c, step, run, c.steps, exchange.total, fresh(),
                    clocks(c, 0, 1, "no peer ends an exchange before all have begun it"))
@@ -139,9 +147,6 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
         end_j = max(end_{j+1}, f + sum_{i>=j} b_i) + c_j
     """
     n, mean, slowest = c.workers, iteration.mean_time(c.times), mean_of_maximum(c.times)
-    if replace(c, plan=None).placed:
-        raise Uncovered("no formula follows the messages of buckets or codecs over links that several nodes "
-                        "share: they can only be simulated or measured")
     took, sent = list[float](), 0.0
     for part in plan.parts:
         sums = [collective(replace(c, nbytes=int(size), plan=None), name) for size in part.sums] or [
@@ -156,14 +161,16 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
     u = max(c.own)
     level = n == 1 or all(not part.sums or (all(size % (4 * n) == 0 for size in part.sums) and (
         name in LEVEL or (name in EVEN and n & (n - 1) == 0))) for part in plan.parts)
-    step = Prediction(
-        end + u, "s", kind_of(_in_step(c) and level),
-        {"compute E[T]": mean, "straggling": slowest - mean, "transfer": max(end - slowest, 0.0),
-         "update": u},
-        "end of the last bucket + u, end_j = max(end_{j+1}, end of its backward pass) + c_j",
-        "Zhang et al. 2017; Sergeev and Del Balso 2018", "all start together; equal chunks", lower=slowest,
-        upper=slowest + math.fsum(took) + u)
-    return figures(c, step, repeat(c, step), c.steps, sent, fresh(),
+    step: Prediction | None = None
+    if (in_step(c) or n == 1) and not replace(c, plan=None).placed:
+        step = Prediction(
+            end + u, "s", kind_of(in_step(c) and level),
+            {"compute E[T]": mean, "straggling": slowest - mean, "transfer": max(end - slowest, 0.0),
+             "update": u},
+            "end of the last bucket + u, end_j = max(end_{j+1}, end of its backward pass) + c_j",
+            "Zhang et al. 2017; Sergeev and Del Balso 2018", "all start together; equal chunks",
+            lower=slowest, upper=slowest + math.fsum(took) + u)
+    return figures(c, step, step and repeat(c, step), c.steps, sent, fresh(),
                    clocks(c, 0, 1, "nobody ends an exchange before all have begun it"))
 
 
@@ -172,8 +179,9 @@ def dgc(c: Setting) -> Figures:
     if c.plan:
         return _in_parts(c, c.plan, "ring")
     exchange = collectives.sparse_gather(c.workers, c.nbytes, c.link, float(c.options.get("ratio", 0.01)))
-    step = in_rounds(c, exchange.time)
-    run = repeat(c, step)
+    closed = in_rounds(c, exchange.time)
+    step: Prediction | None = closed
+    run: Prediction | None = repeat(c, closed)
     if 1 < c.workers <= LISTENERS and c.machine.linked and (c.placed or not c.together):
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
         step, run = heard_from(c, everybody, exchange.total / (c.workers * (c.workers - 1)), rotated=True)

@@ -35,16 +35,21 @@ def approximate(c: Setting) -> Figures:
         return INSIDE[inside](c.with_options(refresh="fresh"))
     speeds = {tuple(c.machine.speed(i) for i in range(a, b)) for a, b in pairwise(edges)}
     alone = [INSIDE[inside](_center(c, speed)) for speed in sorted(speeds)]
-    slowest = max(alone, key=lambda found: found["seconds"].value)
-    step, run = slowest["seconds_per_iteration"], slowest["seconds"]
-    if inside == "asp" and not c.tied:  # the last of all centres
-        run = asp_seconds(replace(c, machine=c.machine.with_(colocated=False)), step)
-    step, run = replace(step, kind="approximation"), replace(run, kind="approximation")
+    step: Prediction | None = None
+    run = step
+    if all("seconds" in found for found in alone):
+        slowest = max(alone, key=lambda found: found["seconds"].value)
+        step, run = slowest["seconds_per_iteration"], slowest["seconds"]
+        if inside == "asp" and not c.tied:  # the last of all centres
+            run = asp_seconds(replace(c, machine=c.machine.with_(colocated=False)), step)
+        step, run = replace(step, kind="approximation"), replace(run, kind="approximation")
     updates = c.steps * (number if inside == "bsp" else c.workers)
     out = figures(c, step, run, updates, 2 * c.workers * c.nbytes)
     _bytes(c, out, sizes, inside)
     if c.transfer or not ((c.tied and c.alike) or math.isinf(float(c.options.get("ahead", 10)))):
         for name in ("seconds_per_iteration", "seconds", "images_per_second"):
+            if name not in out:
+                continue
             out[name] = replace(out[name], kind="bound", lower=None,
                                 bound="upper" if name == "images_per_second" else "lower")
         out.without(SIGNIFICANT, "idle_ratio", "idle_by_cause")

@@ -37,8 +37,13 @@ def _known(graph: str, graphs: Collection[str]) -> None:
         raise Uncovered(f"graph {graph!r} has no formula; expected one of {', '.join(graphs)}")
 
 
+LOADED = 0.3  # a transfer over a mean gradient, beyond which askers often meet at one partner
+
+
 def _asking(c: Setting, exchange: float, asks: list[bool], update: float, kind: Kind, sent: float) -> Figures:
     """Peers whose iteration takes max(T, x) if they ask, otherwise T, and then an update."""
+    if sum(asks) > 1 and c.transfer > LOADED * min(time.mean for time in c.times):
+        return figures(c, None, None, c.steps, sent, fresh()).without(RUN, "clock_gap_max", "lead_max")
     each = [gossip.mean_of_longer(time, exchange) if ask and exchange else time.mean
             for time, ask in zip(c.times, asks, strict=True)]
     rates = [1 / (t + update) if t + update else math.inf for t in each]
@@ -115,6 +120,8 @@ def hears(graph: str, n: int) -> Rounds:
 def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     rounds = hears(graph, c.workers)
     messages = sum(len(heard) for heard in rounds[0])
+    step: Prediction | None
+    run: Prediction | None
     if messages:
         step, run = heard_from(c, rounds, c.nbytes + extra, before=before)
     else:

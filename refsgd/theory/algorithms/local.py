@@ -23,26 +23,24 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     if early == c.steps:
         h = 1
     exchange, u = collective(c), max(c.own)
-    step = in_rounds(c, exchange.time, h or c.steps)
+    usual = in_rounds(c, exchange.time, h or c.steps)
     if outer:  # one more update per round
-        step = replace(step, value=step.value + u / (h or 1),
-                       terms={**step.terms, "update": u + u / (h or 1)})
+        usual = replace(usual, value=usual.value + u / (h or 1),
+                              terms={**usual.terms, "update": u + u / (h or 1)})
     before = in_rounds(c, exchange.time)
     last, closed = 0.0, True
     if rest:
         sums = [sum_of(time, rest) for time in c.times]
         last, closed = mean_of_maximum(
             [time for time, _ in sums]) + rest * u + exchange.time.value + u * outer, all(e for _, e in sums)
-    parts = {"every step": early * before.value, "whole rounds": rounds * h * step.value, "last round": last}
-    kinds: list[Kind] = [step.kind if rounds or rest else "exact", before.kind if early else "exact",
+    parts = {"every step": early * before.value, "whole rounds": rounds * h * usual.value, "last round": last}
+    kinds: list[Kind] = [usual.kind if rounds or rest else "exact", before.kind if early else "exact",
                          "exact" if closed and len(set(c.own)) == 1 else "approximation"]
-    run = Prediction(math.fsum(parts.values()), "s", weaker(*kinds), parts,
-                     "switch x allreduce + rounds x local + last round", step.source, step.assumptions)
-    drawn, whole = through_ring(c, step, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1,
-                                after=int(outer), period=h or c.steps)
-    if drawn is not step:
-        step, run = drawn, whole
-    if 0 < early < c.steps:
+    whole = Prediction(math.fsum(parts.values()), "s", weaker(*kinds), parts,
+                       "switch x allreduce + rounds x local + last round", usual.source, usual.assumptions)
+    step, run = through_ring(c, usual, whole, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1,
+                             after=int(outer), period=h or c.steps)
+    if step and 0 < early < c.steps:
         step = replace(step,
                        assumptions=f"{step.assumptions}; after the switch, before it {before.value:.4g} s")
     exchanges = early + rounds + (rest > 0)

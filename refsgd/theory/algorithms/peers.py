@@ -8,12 +8,12 @@ workers never wait.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from refsgd.theory.algorithms.asp import PUSHES
 from refsgd.theory.estimate import certain, kind_of
-from refsgd.theory.phenomena import gossip, iteration, ring, scripts, staleness
+from refsgd.theory.phenomena import gossip, iteration, staleness
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, figures, last_of_sums, unbounded, weaker, zero
 
@@ -60,55 +60,11 @@ def in_rounds(c: Setting, exchange: Prediction, period: int = 1) -> Prediction:
     return replace(p, kind="approximation") if p.kind == "exact" and len(set(c.own)) > 1 else p
 
 
-def on_shared_links(c: Setting, script: scripts.Order, gradients: Sequence[int],
-                    pairs: Iterable[tuple[int, int]], messages: int, update: float, *, before: int = 0,
-                    after: int = 1, period: int = 1, enough: int = 24, lower: float | None = None,
-                    told: str = "the peers' recursion on the links that they share"
-                    ) -> tuple[Prediction, Prediction]:
-    """Iteration and run of peers that follow a script; the pace is that of `enough` rounds or more."""
-    def evaluated(each: Sequence[int]) -> ring.Rounds:
-        return scripts.rounds(c.machine, c.times, c.updates, each, pairs, messages, script, before=before,
-                              after=after)
-
-    run, mean = evaluated(gradients), iteration.mean_time(c.times)
-    long = run if len(gradients) >= enough and set(gradients) == {period} else evaluated([period] * enough)
-    pace = long.pace.scaled(1 / period)
-    straggling = max(min((lower or mean) - mean, pace.value - mean - update), 0.0)
-    terms = {"compute E[T]": mean, "straggling": straggling, "update": update,
-             "transfer": max(pace.value - mean - update - straggling, 0.0)}
-    source = "Baccelli et al. 1992"
-    return (pace.predicted("s", terms, told, source, faithful=long.steady),
-            run.end.predicted("s", {"last peer": run.end.value}, told, source, faithful=run.whole))
-
-
-def _on_their_way(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, before: bool,
-                  rotated: bool) -> tuple[Prediction, Prediction]:
-    """`heard_from` on links that the peers share."""
-    n, sent = c.workers, [[[i for i in range(c.workers) if j in heard[i]] for j in range(c.workers)]
-                          for heard in rounds]
-
-    def send(i: int, k: int) -> Iterable[scripts.Step]:
-        to = sent[k % len(sent)][i]
-        for j in [*(j for j in to if j > i), *(j for j in to if j < i)] if rotated else to:
-            yield scripts.SEND, j, nbytes
-
-    def hear(i: int, k: int) -> Iterable[scripts.Step]:
-        yield from () if before else send(i, k)
-        for j in rounds[k % len(rounds)][i]:
-            yield scripts.RECEIVE, j, 0
-
-    late = before or rotated  # updates follow the messages
-    pairs = {(j, i) for heard in rounds for i in range(n) for j in heard[i]}
-    script = scripts.periodic(hear, first=send if before else None, before=int(not late), after=int(late))
-    return on_shared_links(c, script, [1] * c.steps, pairs, max(sum(map(len, heard)) for heard in rounds),
-                           c.update, before=int(not late), after=int(late), enough=48)
-
-
 def heard_from(c: Setting, rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, *, before: bool = False,
-               rotated: bool = False) -> tuple[Prediction, Prediction]:
-    """Iteration and run of peers that wait for messages of others, from the recursion of their links."""
+               rotated: bool = False) -> tuple[Prediction | None, Prediction | None]:
+    """Iteration and run of peers that wait for messages of others, if each has its own links."""
     if c.placed:
-        return _on_their_way(c, rounds, nbytes, before, rotated)
+        return None, None
     transfer = nbytes / c.machine.bandwidth
     mean, u, most = iteration.mean_time(c.times), max(c.own), max(len(heard) for heard in rounds[0])
     drawn = gossip.neighbours(c.times, rounds, c.machine.latency, transfer, update=u, before=before,

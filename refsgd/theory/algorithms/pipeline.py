@@ -7,37 +7,18 @@ from dataclasses import replace
 
 from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.algorithms.peers import fresh
-from refsgd.theory.estimate import Uncovered
-from refsgd.theory.phenomena import pipeline
+from refsgd.theory.algorithms.peers import fresh, repeat
+from refsgd.theory.estimate import certain
 from refsgd.theory.phenomena.pipeline import Pipeline
-from refsgd.theory.phenomena.scripts import Order
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, count, figures
 
-LONG = 48  # steps that are evaluated for the pace of the long run
 
-
-def _figures(c: Setting, p: Pipeline, order: Order, micro: int, told: str) -> Figures:
-    """Times of the recursion, counts of the messages."""
-    name = str(c.options.get("collective", "ring"))
-    if p.replicas > 1 and name != "ring":
-        raise Uncovered(f"no formula follows the messages of the collective {name} between the stages of "
-                        "several replicas: it can only be simulated or measured")
-    each = [prices.own(c.machine.with_(speeds=()), k) for k in range(c.workers)]
-    c = replace(c, machine=c.machine.with_(compute=tuple(
-        time.scaled(share) if share and time else Distribution("fixed", (0.0,))
-        for i, time in enumerate(each) for share in [p.share(i // p.replicas)])))
-    run = pipeline.rounds(c.machine, c.times, c.updates, p, order, c.steps, micro)
-    long = pipeline.rounds(c.machine, c.times, c.updates, p, order, LONG, micro, more=c.workers)
-    means = [time.mean for time in c.times]
-    mean, u = math.fsum(means) / c.workers, math.fsum(c.own) / c.workers
-    terms = {"compute E[T]": mean, "update": u, "partner": max(long.pace.value - mean - u, 0.0)}
-    source = "Huang et al. 2019; Narayanan et al. 2019; Baccelli et al. 1992", ""
-    step = long.pace.predicted("s", terms, told, *source, faithful=long.steady, lower=max(means))
-    end = run.end.predicted("s", {"last stage": run.end.value}, told, *source, faithful=run.whole)
+def _figures(c: Setting, p: Pipeline, micro: int, step: Prediction | None = None,
+             run: Prediction | None = None) -> Figures:
+    """Times of equal stages, counts of the messages; `c` has the times of the stages."""
     crossing, summed = p.sent(c.steps, micro), 2 * (p.replicas - 1) * sum(p.held) * c.steps
-    out = figures(c, step, end, c.steps, (crossing + summed) / c.steps)
+    out = figures(c, step, run, c.steps, (crossing + summed) / c.steps)
     if p.replicas == 1:
         out["bytes_sent"] = count(crossing, "bytes", "2 x sum of what crosses the cuts")
     else:
@@ -46,27 +27,55 @@ def _figures(c: Setting, p: Pipeline, order: Order, micro: int, told: str) -> Fi
     return out.without("stages wait for their neighbours only: all of it is the bubble", "idle_by_cause")
 
 
+def _stages(c: Setting, p: Pipeline) -> Setting:
+    """The setting whose times are those of the stages, at their shares of a gradient's."""
+    each = [prices.own(c.machine.with_(speeds=()), k) for k in range(c.workers)]
+    return replace(c, machine=c.machine.with_(compute=tuple(
+        time.scaled(share) if share and time else Distribution("fixed", (0.0,))
+        for i, time in enumerate(each) for share in [p.share(i // p.replicas)])))
+
+
 def gpipe(c: Setting) -> Figures:
     """Stages that update together.
 
     With K nodes of v equal stages each, m micro-batches, t_f and t_b of a stage's passes of one micro-batch,
-    and messages that take no time, a step takes (v m + K - 1) (t_f + t_b) + u.
+    and messages that take no time, a step takes (v m + K - 1) (t_f + t_b) + u, and a stage computes all of it
+    but the bubble.
     """
     p, micro = _known(c), int(c.options.get("micro", 4))
-    at_once = c.options.get("passes", "fill-drain") == "fill-drain"
-    out = _figures(c, p, pipeline.together(p, micro, c.machine.reduction, at_once), micro,
-                   "(v m + K - 1)(t_f + t_b) + u for equal stages without transfer; else its recursion")
+    c, m, k = _stages(c, p), max(1, min(micro, min(p.examples[0]))), p.depth
+    step: Prediction | None = None
+    even = all(count % m == 0 for count in p.examples[0]) and len({round(s, 12) for s in p.shares}) == 1
+    if even and _instant(c, p) and p.replicas == 1 and (p.chunks == 1 or m % k == 0):
+        busy, u = c.times[0].mean, c.own[0]
+        idle = busy * (k - 1) / (p.chunks * m)
+        step = Prediction(busy + idle + u, "s", "exact", {"compute E[T]": busy, "update": u, "partner": idle},
+                          "(v m + K - 1)(t_f + t_b) + u for equal stages without transfer",
+                          "Huang et al. 2019; Narayanan et al. 2021")
+    out = _figures(c, p, micro, step, step and repeat(c, step))
     out |= fresh("all stages update together")
     out |= clocks(c, 0, 1, "a stage begins a step after the one before it")
     return out
 
 
+def _instant(c: Setting, p: Pipeline) -> bool:
+    """Whether all stages take one fixed time and messages none."""
+    wide = math.isinf(c.machine.bandwidth) or not any(p.crossing)
+    free = not p.crossing or (wide and not c.machine.latency)
+    return free and not c.machine.hosts and c.together and certain(c.machine.update) and len(set(c.own)) == 1
+
+
 def pipedream(c: Setting) -> Figures:
-    """Stages that each update after each backward pass: max_k (t_f + t_b + u) in the long run, if messages
-    there and back fit into an update."""
+    """Stages that each update after each backward pass: t_f + t_b + u in the long run, if they are equal and
+    messages take no time."""
     p, depth = _known(c), _known(c).depth
-    out = _figures(c, p, pipeline.in_turn(p, c.machine.reduction), 1,
-                   "max_k (t_f + t_b + u) of stage k if messages fit into u; else its recursion")
+    c = _stages(c, p)
+    step: Prediction | None = None
+    if _instant(c, p) and p.replicas == 1:
+        busy, u = c.times[0].mean, c.own[0]
+        step = Prediction(busy + u, "s", "exact", {"compute E[T]": busy, "update": u}, "t_f + t_b + u",
+                          "Narayanan et al. 2019")
+    out = _figures(c, p, 1, step)
     delays = [depth - 1 if c.options.get("vertical") else depth - 1 - k for k in range(depth)]
     mean = sum(min(delay, b) for delay in delays for b in range(c.steps)) / (depth * c.steps)
     told = "K - 1 - k at stage k, with vertical sync K - 1; less at first", "Narayanan et al. 2019"

@@ -18,16 +18,18 @@ Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting distributed synchronous SGD", 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, certain, check_count, check_distribution, check_width
-from refsgd.theory.phenomena import queues
-from refsgd.theory.phenomena.gate import Fresh, Server, Table
+from refsgd.theory.estimate import Estimate, certain, check_count, check_distribution, check_width, sampled
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, mean_of_order
 from refsgd.theory.prediction import DomainError, Prediction
 
 SEED = 1604
+DRAWS = 200_000  # compute times drawn for all replicas
 
 
 @functools.lru_cache(maxsize=256)
@@ -50,63 +52,41 @@ def steps_of_mean(fresh: int, backups: int) -> float:
     return h[fresh, backups]
 
 
-class Quorum(Fresh):
-    """Backup workers: the first n - k pushes of a step are answered together, late ones immediately."""
+@dataclass(frozen=True)
+class Quorum:
+    """Means of a run in which the first n - k gradients of a step count, and late ones finish."""
 
-    def __init__(self, network: queues.Network, times: Table, updates: Iterator[float], backups: int) -> None:
-        self.needed = len(times) - backups
-        self.started, self.got = [0] * len(times), list[int]()  # step of each worker; counting pushes
-        self.steps = list[float]()  # ends of steps
-        self.computing, self.sent = 0.0, 0
-        super().__init__(network, times, updates)
-
-    def begin(self, start: float, i: int) -> None:
-        """Begin a gradient of the server's step, if there is another step."""
-        step = self.servers[0].seen[i]
-        if step < self.clocks:
-            self.started[i] = step
-            self.computing += self.times[i][step]
-            self.sent += 1
-            self.then(start + self.times[i][step], i, self.push)
-
-    def apply(self, server: Server, i: int) -> None:
-        """Do nothing: only whole steps are updates."""
-
-    def arrive(self, k: int, server: Server, i: int, request: int) -> None:
-        """Answer a late push immediately, the others after the last counting push and the update."""
-        ready = [i]
-        if self.started[i] == len(self.steps):
-            self.got.append(i)
-            if len(self.got) < self.needed:
-                return
-            self.update(server)
-            self.steps.append(server.busy)
-            ready, self.got = sorted(self.got), []
-        self.release(k, server, ready)
-
-    def others(self, server: Server, i: int) -> int:
-        """The step of the model that a worker receives."""
-        return len(self.steps)
-
-    def summary(self) -> tuple[float, ...]:
-        """Pace after the first quarter, end, share of computing, pushes per step."""
-        low = self.clocks // 4
-        pace = (self.steps[-1] - (self.steps[low - 1] if low else 0.0)) / (self.clocks - low)
-        return pace, self.final, self.computing / (self.n * self.final), self.sent / self.clocks
+    pace: Estimate
+    end: Estimate
+    computing: Estimate  #: share of the run, mean over the workers
+    pushes: Estimate  #: of the run
 
 
-def evaluated(times: Sequence[Distribution], network: queues.Network, backups: int,
-              steps: int) -> tuple[Estimate, Estimate, Estimate, Estimate]:
-    """Seconds of a step and of a run, share of computing, pushes of a run, through one server's queues."""
+def evaluated(times: Sequence[Distribution], backups: int, steps: int, exchange: float = 0.0) -> Quorum:
+    """The recursion of steps, with a constant exchange.
+
+    A worker that is free at f_i ends a gradient of the step that began at t at A_i = max(t, f_i) + T_i.  The
+    step ends at the (n-k)-th of these, and the others go on: f_i = A_i for all that began before this end.
+    """
     n = len(times)
     check_width(n)
-    random = not certain(*times, network.update)
-    weight = queues.weight_of(network, n, random)
-    seen = min(steps, max(queues.MESSAGES // weight, queues.LEAST))
-    replicas = max(4 if weight > 500 else 8, min(256, queues.DRAWS // (weight * seen))) if random else 1
-    rows = queues.evaluated(Quorum, times, network, seen, replicas, backups, seed=SEED)
-    pace, end, computing, pushes = (Estimate.of(column) for column in rows.T)
-    return pace, end.continued(steps - seen, pace), computing, pushes.scaled(steps)
+    seen = max(min(steps, DRAWS // (32 * n)), 2)
+    replicas = 1 if certain(*times) else max(8, min(256, DRAWS // (n * seen)))
+    drawn = sampled(np.random.default_rng(SEED), times, replicas, seen)
+    now, free, ends = np.zeros((replicas, 1)), np.zeros((replicas, n)), np.zeros((replicas, seen))
+    busy, pushes = np.zeros(replicas), np.zeros(replicas)
+    for t in range(seen):
+        begin = np.maximum(now, free)
+        push = begin + exchange + drawn[:, :, t]
+        now = np.sort(push, axis=1)[:, n - backups - 1, None]
+        began = begin < now
+        busy += (drawn[:, :, t] * began).sum(axis=1)
+        pushes += began.sum(axis=1)
+        free, ends[:, t] = np.where(began, push, free), now[:, 0]
+    low, last = seen // 4, np.maximum(ends[:, -1], free.max(axis=1))
+    pace = Estimate.of((ends[:, -1] - ends[:, low - 1] * (low > 0)) / (seen - low))
+    return Quorum(pace, Estimate.of(last).continued(steps - seen, pace), Estimate.of(busy / (n * last)),
+                  Estimate.of(pushes / seen).scaled(steps))
 
 
 def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False) -> Prediction:
@@ -126,7 +106,7 @@ def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bo
     elif first.family == "exponential":
         step, formula = Estimate(first.mean * steps_of_mean(needed, k)), "h(N, k) E[T]"
     else:
-        step = evaluated(times, queues.Network(), k, 200)[0]
+        step = evaluated(times, k, 400).pace
         formula = "N-th fresh end, late workers finish; by Monte Carlo"
     return step.predicted("s", {"compute E[T]": first.mean, "straggling": step.value - first.mean}, formula,
                           "Chen et al. 2016",

@@ -1,4 +1,4 @@
-"""The share of time that SSP's workers wait for its bound, where it has a closed form.
+"""The time that SSP's workers wait for its bound: chains with a closed solution, and a recursion.
 
 A worker with C completed clocks may start the next one iff C - min completed <= s.  For equal workers with
 exponential times and no network:
@@ -7,26 +7,39 @@ exponential times and no network:
   2s+3 states; a worker is blocked in one of them: share 1/(2s+3);
 * n workers: a Markov chain on *the number* of workers at each lag 0 .. s+1: C(n+s, s+1) states.
 
-In all other cases `refsgd.theory.phenomena.queues` evaluates the recursion.
+For other times, and for workers of unequal speeds, clock c of worker i is applied at F_i(c).  With an
+exchange of E_i seconds that does not queue::
+
+    F_i(c) = T_i(c) + E_i + max(F_i(c-1), max_j F_j(c-1-s))
+
+Its mean is that of drawn times, with a standard error.  The staleness of a clock is the number of the others'
+updates since its read, which is at that maximum.
 
 References
 ----------
 Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013.
 Kemeny and Snell, "Finite Markov chains", 1960, section 6.3: lumping.
+Baccelli, Cohen, Olsder, Quadrat, "Synchronization and linearity", 1992: recursions of max and plus.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import sparse
 from scipy.sparse import linalg
 
-from refsgd.theory.estimate import Values, check_count
+from refsgd.cluster.distributions import Distribution
+from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_width, sampled
 
 LARGEST_CHAIN = 6_000  # states; beyond it the recursion is evaluated
+SHORT, LONG = 400, 4_000  # clocks that are evaluated: at least, and at most to reach the long run
+DRAWS = 600_000  # compute times drawn for all replicas
+RANKED = 16  # replicas whose updates are put in order
 
 
 def check_slack(staleness: float) -> float:
@@ -77,3 +90,52 @@ def blocked_share(workers: int, staleness: int) -> float:
     right[size - 1] = 1.0
     share: Values = np.atleast_1d(linalg.spsolve(generator.tocsc(), right))
     return float(share @ np.array(list(index), float)[:, -1]) / n
+
+
+@dataclass(frozen=True)
+class Gated:
+    """Means of a run of the recursion."""
+
+    pace: Estimate  #: seconds of an iteration in the long run
+    excess: Estimate  #: seconds of the run beyond `steps` iterations of that pace
+    staleness: Estimate
+
+    def end(self, steps: int, pace: float | None = None) -> Estimate:
+        """Seconds of the run, at the known pace of the long run if it is given."""
+        whole = self.pace if pace is None else Estimate(pace)
+        return Estimate(steps * whole.value + self.excess.value, self.excess.error + steps * whole.error)
+
+
+def gated(times: Sequence[Distribution], exchanges: Sequence[float], s: float, steps: int,
+          pace: float | None = None) -> Gated:
+    """The recursion of a run; if the `pace` of the long run is known, only the beginning is evaluated.
+
+    The excess of a run of more steps than are evaluated is that of the last one that is.
+    """
+    n, random = len(times), not certain(*times)
+    check_width(n)
+    spread = min((time.variance / time.mean**2 for time in times if time.mean and time.variance), default=1.0)
+    far = SHORT + 4 * (min(s, LONG) + 1) ** 2 / spread  # clocks until workers differ by s
+    clocks = int(min(far, LONG) if pace is not None else max(min(steps, LONG), min(far, LONG)))
+    replicas = max(4, min(256, DRAWS // (n * clocks))) if random else 1
+    drawn = sampled(np.random.default_rng(1983), times, replicas, clocks) + np.array(exchanges)[:, None]
+    reads, ends = np.zeros_like(drawn), np.zeros((replicas, n, clocks + 1))
+    for c in range(clocks):
+        slowest = ends[:, :, max(c - int(min(s, clocks)), 0)].max(axis=1, keepdims=True)
+        reads[:, :, c] = np.maximum(ends[:, :, c], slowest)
+        ends[:, :, c + 1] = reads[:, :, c] + drawn[:, :, c]
+    seen, low = min(steps, clocks), clocks // 2
+    each = Estimate.of(n / (1 / ((ends[:, :, -1] - ends[:, :, low]) / (clocks - low))).sum(axis=1))
+    known = each.value if pace is None else pace
+    excess = Estimate.of(ends[:, :, seen].max(axis=1) - seen * known)
+    return Gated(each, excess, _staleness(reads[:RANKED, :, :seen], ends[:RANKED, :, 1:seen + 1]))
+
+
+def _staleness(reads: Values, ends: Values) -> Estimate:
+    """Mean number of others' updates between a read and its update."""
+    found = []
+    for read, end in zip(reads, ends, strict=True):
+        order = np.sort(end, axis=None)
+        before, after = (np.searchsorted(order, at, side="right") for at in (read, end))
+        found.append(float(np.mean(after - before)) - 1)
+    return Estimate.of(np.array(found))

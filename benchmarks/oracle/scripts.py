@@ -2,7 +2,7 @@
 
 A step of a script is work, a message to another peer, or a wait for another peer's next message.  Times
 decide only how long peers wait, not for which peer, so the times follow a recursion of max and plus.  Links
-serve messages in order of arrival (`refsgd.theory.phenomena.ways`).
+serve messages in order of arrival (`benchmarks.oracle.ways`).
 
 References
 ----------
@@ -15,22 +15,13 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import numpy as np
-
-from refsgd.cluster.distributions import Distribution
+from benchmarks.oracle.ways import PUSH, RESUME, Agenda, Way, meeting, parts
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.theory.estimate import Uncovered, certain
-from refsgd.theory.phenomena.ring import Rounds, summary
-from refsgd.theory.phenomena.ways import PUSH, RESUME, Agenda, Way, meeting, parts
 
 Step = tuple[int, int, float]  # kind, other peer, seconds or bytes
 WORK, SEND, RECEIVE, MARK, BACK, TAKE = range(6)  # the last two: messages of another kind
 Script = Iterator[Step]
-
-EVENTS = 200_000  # at most, in one evaluation
-REPLICAS = 64
-
 
 class Peers:
     """Peers that follow their scripts; `ends`: when each reached its marks."""
@@ -76,11 +67,6 @@ def ring(i: int, n: int, sizes: Sequence[int], reduction: float) -> Iterable[Ste
     yield from gathered(i, n, sizes, empty=True)
 
 
-def around(n: int) -> list[tuple[int, int]]:
-    """Senders and receivers of a ring."""
-    return [(i, (i + 1) % n) for i in range(n)]
-
-
 def reduced(i: int, n: int, sizes: Sequence[int], reduction: float, empty: bool = False) -> Iterable[Step]:
     """Rank i's part of a reduce-scatter, in which `empty` chunks travel or do not."""
     for step in range(n - 1):
@@ -107,19 +93,17 @@ Exchange = Callable[[int, int], Iterable[Step]]  # by peer and round
 Order = Callable[[int, Sequence[int], Iterator[float], Iterator[float]], Script]
 
 
-def wired(machine: Machine, n: int, pairs: Iterable[tuple[int, int]]) -> tuple[
-        int, Callable[[int, int, float], Way], float]:
-    """The number of links, the path of a message between `pairs` of n peers, and the events that it takes."""
-    network = Network.of(machine, n)
-    found = {(f"worker{i}", f"worker{j}"): network.way(f"worker{i}", f"worker{j}") for i, j in pairs}
+def wired(machine: Machine, n: int) -> tuple[int, Callable[[int, int, float], Way]]:
+    """The number of links, and the path of a message between two of n peers."""
+    network, names = Network.of(machine, n), [f"worker{i}" for i in range(n)]
+    found = {(a, b): network.way(a, b) for a in names for b in names if a != b}
     meets = meeting(found)
-    hops = sum(1 + sum(hop.link in meets for hop in way) for way in found.values()) / max(len(found), 1)
 
     @functools.cache
     def way(i: int, j: int, nbytes: float) -> Way:
-        return parts(found[f"worker{i}", f"worker{j}"], nbytes, meets)
+        return parts(found[names[i], names[j]], nbytes, meets)
 
-    return len(network.links), way, hops
+    return len(network.links), way
 
 
 def periodic(exchange: Exchange, *, first: Exchange | None = None, before: int = 0, after: int = 0) -> Order:
@@ -141,33 +125,3 @@ def periodic(exchange: Exchange, *, first: Exchange | None = None, before: int =
             yield MARK, i, 0
 
     return script
-
-
-def rounds(machine: Machine, times: Sequence[Distribution], own: Sequence[Distribution | None],
-           gradients: Sequence[int], pairs: Iterable[tuple[int, int]], messages: int, script: Order, *,
-           before: int = 0, after: int = 1, works: int | None = None, more: int = 0, drawn: int = EVENTS,
-           many: str = "", seed: int = 1992) -> Rounds:
-    """Rounds of gradients, each with `before` own updates, and of `after` own updates.
-
-    `pairs` exchange `messages` in a round, in which there are `works` pieces of work, by default one for each
-    peer.  `drawn`: events of all replicas; `many`: what is too much to evaluate.  With `more` rounds behind
-    them, the rounds have the pace of the long run.
-    """
-    n = len(times)
-    links, way, hops = wired(machine, n, pairs)
-    random = not certain(*times, *own)
-    events, least = messages * hops + (n if works is None else works), 4 if random else 1
-    if events * least * 2 > (drawn if random else EVENTS):
-        raise Uncovered(many or f"the recursion of waiting times has no closed form, and {messages} messages "
-                        f"of {n} peers at a time on shared links are too many to evaluate it")
-    seen = gradients[:max(2, int(EVENTS / (events * (12 if random else 1))))]
-    replicas = max(least, min(REPLICAS, int(drawn / (events * len(seen))))) if random else 1
-    every = [*seen, *[1] * more]
-    rng, ends = np.random.default_rng(seed), np.zeros((replicas, len(every), n))
-    total, small = sum(every), sum(every) * before + len(every) * after
-    for r in range(replicas):
-        computing = [iter(time.sample(rng, total).tolist()) for time in times]
-        updating = [iter([0.0] * small if u is None else u.sample(rng, small).tolist()) for u in own]
-        peers = Peers(links, way, [script(i, every, computing[i], updating[i]) for i in range(n)])
-        ends[r] = np.array(peers.ends).T
-    return summary(ends[:, :len(seen)], seen, gradients, random)

@@ -1,24 +1,7 @@
-"""Parameter servers with queues on links and bounds between workers: recursions, evaluated numerically.
-
-A message whose head reaches the servers at h passes their incoming link, processor and outgoing link.  Each
-serves in order of arrival (Lindley 1952), and parameters take g = w/K seconds on a link::
-
-    in = max(in, h) + g,    busy = max(busy, in) + u,    out = max(out, busy) + g
-
-An answer reaches its worker at out + latency + (K-1) g.  The worker then computes a gradient and pushes it.
-Algorithms differ in *the clock that the slowest worker must have before a server answers*: c - s for SSP's
-clock c, a bound that moves for dynamic SSP, none for Downpour and EASGD; with backup workers, an answer waits
-for the N-th push of a step.  If links take no time, only the max-plus recursion of the bound is left: with
-F_i(c) the end of clock c at worker i, and E a constant exchange,
-
-    F_i(c) = T_i(c) + E + max(F_i(c-1), max_j F_j(c-1-s))
-
-Its mean has a closed form only for exponential times (`refsgd.theory.phenomena.ssp`).  Otherwise the
-recursion is evaluated in order of arrival for drawn times, and its mean is given with its standard error.
+"""The rules by which servers answer, each a variant of `benchmarks.oracle.gate.Fresh`.
 
 References
 ----------
-Lindley, "The theory of queues with a single server", Proc. Camb. Phil. Soc. 48, 1952.
 Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013.
 Zhao et al., "Dynamic stale synchronous parallel distributed training for deep learning", ICDCS 2019.
 """
@@ -26,33 +9,20 @@ Zhao et al., "Dynamic stale synchronous parallel distributed training for deep l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import repeat
-from typing import Any
+from collections.abc import Iterator
 
-import numpy as np
-
-from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, certain, check_width, sampled
-from refsgd.theory.phenomena import layerwise
-from refsgd.theory.phenomena.gate import HEAVIEST, Server, Table, too_many
-from refsgd.theory.phenomena.gate import Fresh as Fresh
-from refsgd.theory.phenomena.gate import Network as Network
-
-MESSAGES = 6_000  # of one replica, at most; a longer run is continued at its pace
-DRAWS = 60_000  # compute times drawn for all replicas
-PACE = 20_000  # messages from which a short run's pace is taken: LEAST to 160 gradients of each worker
-LEAST = 40  # gradients of each worker
-MANY = 200  # workers, beyond which PACE and LEAST are halved: a prediction takes two seconds at most
+from benchmarks.oracle.gate import Fresh, Server, Table
+from benchmarks.oracle.ways import Ways
+from refsgd.theory.phenomena.layerwise import Plan
 
 
 class Bulk(Fresh):
     """BSP: one update of all gradients of a step, then all answers; `rotated`: server k's worker first."""
 
-    def __init__(self, network: Network, times: Table, updates: Iterator[float], rotated: bool) -> None:
+    def __init__(self, ways: Ways, plan: Plan | None, times: Table, updates: Iterator[float],
+                 rotated: bool) -> None:
         self.rotated = rotated
-        super().__init__(network, times, updates)
+        super().__init__(ways, plan, times, updates)
 
     def apply(self, server: Server, i: int) -> None:
         """Count a push; only whole steps are updates."""
@@ -70,9 +40,10 @@ class Bulk(Fresh):
 class Batched(Fresh):
     """Softsync: one update of `size` gradients, but an answer to each push."""
 
-    def __init__(self, network: Network, times: Table, updates: Iterator[float], size: int) -> None:
+    def __init__(self, ways: Ways, plan: Plan | None, times: Table, updates: Iterator[float],
+                 size: int) -> None:
         self.size = size
-        super().__init__(network, times, updates)
+        super().__init__(ways, plan, times, updates)
         self.kept = [list[int]() for _ in self.servers]  # staleness of the pushes that are kept
         self.left = [self.gradients] * len(self.servers)
 
@@ -100,12 +71,13 @@ class Granting(Fresh):
     algorithm 2).
     """
 
-    def __init__(self, network: Network, times: Table, updates: Iterator[float], lower: int,
+    def __init__(self, ways: Ways, plan: Plan | None, times: Table, updates: Iterator[float],
+                 lower: int,
                  upper: int) -> None:
         self.lower, self.upper = lower, upper
         # for each worker: clocks granted, its last push, its next push; in pushes of all workers
         self.pushes: dict[Server, tuple[list[int], list[int], list[int]]] = {}
-        super().__init__(network, times, updates)
+        super().__init__(ways, plan, times, updates)
 
     def need(self, server: Server, i: int) -> float:
         """A bound that moves with each push of the worker."""
@@ -211,16 +183,15 @@ class Fetching(Fresh):
 
     asking = 1
 
-    def __init__(self, network: Network, times: Table, updates: Iterator[float], fetch_every: int,
+    def __init__(self, ways: Ways, plan: Plan | None, times: Table, updates: Iterator[float],
+                 fetch_every: int,
                  push_every: int, elastic: bool, own: Table) -> None:
         steps = range(len(times[0]))
         self.own, self.fetch_every, self.elastic = own, fetch_every, elastic
         self.pushes = [not elastic and (t % push_every == 0 or t == steps[-1]) for t in steps]
-        # in the order of time if nodes share links, or if a worker computes for many iterations
-        over = network.over(len(times))
-        self.timely = bool(over.crowded) or over.instant or fetch_every > 40 * push_every
+        self.timely = True
         self.window = [0, *(t + 1 for t in steps if self.pushes[t])]  # first gradient of each push
-        super().__init__(network, times, updates)
+        super().__init__(ways, plan, times, updates)
         if elastic:
             self.gradients = self.n * -(-self.clocks // fetch_every)
 
@@ -261,7 +232,7 @@ class Fetching(Fresh):
             self.push(at, i)
         self.begin(at, i)
 
-    def staleness(self, server: Server, i: int) -> float:
+    def old(self, server: Server, i: int) -> float:
         """All updates since the read, including own ones, summed over the gradients of a push."""
         number = server.done[i]
         if self.elastic:
@@ -291,70 +262,48 @@ class Centred(Fetching):
             server.waiting = []
 
 
-def evaluated(rule: type[Any], times: Sequence[Distribution], network: Network, clocks: int, replicas: int,
-              *args: Any, own: Sequence[Distribution | None] = (), seed: int = 1983) -> Values:
-    """The summaries of independent evaluations, (replicas, metrics)."""
-    rng, update = np.random.default_rng(seed), network.update
-    count = len(times) * clocks * (len(network.ways.answers) if network.ways else 1)
-    tables = [sampled(rng, each, replicas, clocks) for each in (times, own) if each]
-    rows = []
-    for r in range(replicas):
-        updates = repeat(0.0) if update is None else iter(update.sample(rng, count).tolist())
-        drawn, *after = (table[r].tolist() for table in tables)
-        run = rule(network, drawn, updates, *args, *after)
-        run.run()
-        rows.append(run.summary())
-    return np.array(rows)
+class Quorum(Fresh):
+    """Backup workers: the first n - k pushes of a step are answered together, late ones immediately."""
 
+    def __init__(self, ways: Ways, plan: Plan | None, times: Table, updates: Iterator[float],
+                 backups: int, steps: int) -> None:
+        self.needed, self.steps_in_all = len(times) - backups, steps
+        self.started, self.got = [0] * len(times), list[int]()  # step of each worker; counting pushes
+        self.steps = list[float]()  # ends of steps
+        super().__init__(ways, plan, times, updates)
 
-@dataclass(frozen=True)
-class Path:
-    """Means of an evaluated run."""
+    def begin(self, start: float, i: int) -> None:
+        """Begin a gradient of the server's step, if there is another step."""
+        step = self.servers[0].seen[i]
+        if step < self.steps_in_all:
+            self.started[i] = step
+            time = self.times[i][self.made[i]]
+            self.made[i] += 1
+            self.then(start + time, i, self.push)
 
-    pace: Estimate  #: seconds of an iteration
-    end: Estimate  #: seconds of the run
-    staleness: Estimate
-    refreshes: float  #: reads per gradient
-    queued: float  #: seconds of queueing per gradient
-    steady: bool  #: whether the pace is that of the long run
-    whole: bool  #: whether fixed times were evaluated to the end
+    def apply(self, server: Server, i: int) -> None:
+        """Do nothing: only whole steps are updates."""
 
+    def arrive(self, k: int, server: Server, i: int, request: int) -> None:
+        """Answer a late push immediately, the others after the last counting push and the update."""
+        ready = [i]
+        if self.started[i] == len(self.steps):
+            self.got.append(i)
+            if len(self.got) < self.needed:
+                return
+            self.update(server)
+            self.steps.append(server.busy)
+            ready, self.got = sorted(self.got), []
+        self.release(k, server, ready)
 
-def weight_of(network: Network, workers: int, random: bool) -> int:
-    """Workers x (events of an iteration / those on a flat machine); Uncovered if too many."""
-    weight = workers * network.ways.weight if network.ways else workers
-    most = HEAVIEST * (4 if network.plan else 1)
-    if network.ways and weight > most * (1 if random else 3):
-        raise too_many(workers, network.servers)
-    return weight
+    def others(self, server: Server, i: int) -> int:
+        """The step of the model that a worker receives."""
+        return len(self.steps)
 
+    def seconds(self) -> float:
+        """When the last message has arrived."""
+        return self.final
 
-def path(rule: type[Fresh], times: Sequence[Distribution], network: Network, steps: int, *args: Any,
-         own: Sequence[Distribution | None] = ()) -> Path:
-    """Means of a run by a servers' rule with these arguments; `own`: times of workers' own updates.
-
-    The pace is that of a longer run if this one is too short.  On a flat machine, all servers act in the same
-    order and are evaluated as one.
-    """
-    n, rule, random = len(times), layerwise.of(rule, network), not certain(*times, network.update, *own)
-    check_width(n)
-    weight = weight_of(network, n, random)
-
-    def means(clocks: int) -> Values:
-        least = 4 if weight <= 500 else 3
-        replicas = max(least, min(256, DRAWS // (weight * clocks))) if random else 1
-        return evaluated(rule, times, network, clocks, replicas, *args, own=own)
-
-    fewest, followed = (LEAST, PACE) if weight <= MANY else (LEAST // 2, PACE // 2)
-    if network.plan and weight > 2 * MANY:
-        fewest, followed = LEAST // 4, PACE // 4
-    clocks = max(min(steps, MESSAGES * (1 if random else 5) // weight), min(steps, fewest))
-    enough = max(fewest, min(160, followed // weight))
-    if clocks < min(enough, 120) and steps >= enough:
-        clocks = enough  # one run then gives both
-    run = means(clocks)
-    long = run if clocks >= min(enough, 120) else means(enough)
-    pace = Estimate.of(long[:, 0])
-    return Path(pace, Estimate.of(run[:, 1]).continued(steps - clocks, pace), Estimate.of(run[:, 2]),
-                float(run[:, 3].mean()), float(long[:, 4].mean()),
-                random or bool(abs(long[0, 5]) <= 1e-9), random or steps == clocks)
+    def staleness(self) -> float:
+        """Nothing is applied to another model than its own."""
+        return 0.0

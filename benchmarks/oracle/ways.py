@@ -1,6 +1,6 @@
 """Messages on links that several nodes share: free times of links, and an agenda of heads and arrivals.
 
-This is the rule of `refsgd.cluster.links` as a recursion.  Links serve heads in order of arrival.  Where
+This is the rule of `refsgd.cluster.links`, written a second time.  Links serve heads in order of arrival.  Where
 messages meet, on a link that is reached from several nodes or links, the arrival of a head is therefore an
 event; messages that all come from one place keep their order and need no event.
 
@@ -48,7 +48,6 @@ class Agenda:
 
     def __init__(self, links: int) -> None:
         self.free = [0.0] * links
-        self.queued = [0.0, 0.0, 0.0]  # seconds of waiting at links, by kind of message
         self._heap: list[tuple[float, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
 
@@ -81,7 +80,6 @@ class Agenda:
             start = free[link]
             if start > head:
                 lag += head - start
-                self.queued[kind] += start - head
             else:
                 start = head
             free[link] = start + busy
@@ -124,8 +122,7 @@ class Urgent(Agenda):
     def _serve(self, now: float, link: int) -> None:
         """Send the next message on a link that is free."""
         waiting = self._waiting[link]
-        _, _, sent, way, rank, kind, direct, call, args = heappop(waiting)
-        self.queued[kind] += now - sent
+        _, _, _, way, rank, kind, direct, call, args = heappop(waiting)
         self._head(now, way, 0, 0.0, rank, kind, direct, call, args)
         if waiting:
             self.at(self.free[link], RESUME, LAST, self._serve, link)
@@ -144,12 +141,6 @@ class Ways:
     def _every(self) -> list[Way]:
         answers = [way for back in self.answers for way in back]
         return [way for mine in self.pushes for _, way in mine] + answers
-
-    @functools.cached_property
-    def weight(self) -> int:
-        """Half the number of events in an iteration of a worker."""
-        events = sum(sum(part.meets for part in way) + (not way) for way in self._every())
-        return max(1, round((events + len(self.crowded)) / len(self.pushes) / 2))
 
     @functools.cached_property
     def instant(self) -> bool:
@@ -178,22 +169,6 @@ class Ways:
         """The ways of pushes, for messages without content."""
         return [[(k, tuple(part._replace(busy=0.0, lag=0.0) for part in way)) for k, way in mine]
                 for mine in self.pushes]
-
-
-@functools.lru_cache(maxsize=8)
-def in_step(workers: int, servers: int, transfer: float, latency: float, near: bool = False) -> Ways:
-    """A non-blocking switch, and a node for each worker and server.
-
-    Several servers are in step, each one part of a model later, and count as one.  `near`: worker 0 is on the
-    server's node.
-    """
-    g = transfer / servers
-    away = range(int(near), workers)
-    pushes = [[(0, ())]] * near + [
-        [(0, (Part(2 + 2 * i, transfer, g, latency, False), Part(0, g, g, 0.0, True)))] for i in away]
-    back = [()] * near + [(Part(1, g, g, latency, False), Part(3 + 2 * i, transfer, transfer, 0.0, False))
-                          for i in away]
-    return Ways(2 + 2 * workers, pushes, [back], [not near and workers > 1 and latency > 0])
 
 
 def of_machine(machine: Machine, workers: int, servers: int | Sequence[int],
