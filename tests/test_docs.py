@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import refsgd
-from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms import CATALOGUE, FAMILIES
+from refsgd.collectives import ALLREDUCE
 
 ROOT = Path(__file__).parent.parent
 
@@ -95,6 +96,62 @@ def test_the_server_in_the_readme_is_that_of_the_library():
 def test_the_readme_has_exactly_the_two_commands():
     commands = re.findall(r"^pip install .*$", (ROOT / "README.md").read_text(), re.M)
     assert commands == ["pip install . && refsgd compare", "pip install '.[test]' && pytest"]
+
+
+def families_named(text):
+    """The families of the algorithms in each row of the README's table, by the row's title, and files that are missing."""
+    rows = re.findall(r"^\| ([^|`]+?) \| (.*) \|$", text.split("| | algorithms |")[1].split("\n\n")[0], re.M)
+    plain = {title: re.findall(r"`(\w[^`\s]*)`", re.sub(r"\([^()]*\)", "", row)) for title, row in rows}
+    missing = [name for names in plain.values() for name in names
+               if name.endswith(".py") and not list((ROOT / "refsgd" / "algorithms").rglob(name))]
+    return {title: [CATALOGUE[name].__module__.split(".")[2] for name in names]
+            for title, names in plain.items() if not names[0].endswith(".py")}, missing
+
+
+def test_the_readme_groups_algorithms_as_the_library_does():
+    """Some of them: a new algorithm needs no place in the table."""
+    found, missing = families_named((ROOT / "README.md").read_text())
+    assert not missing and len(found) > len(FAMILIES)
+    for title, families in found.items():
+        said = {family for family in FAMILIES if family.replace("_", " ") in title.removesuffix("s")}
+        assert len(set(families)) == 1 and set(families) >= said, title
+    assert {family for families in found.values() for family in families} == set(FAMILIES)
+
+
+def test_an_algorithm_in_another_family_or_unknown_is_noticed():
+    table = "| | algorithms |\n|---|---|\n| gossip | `gosgd` `easgd` (`--x y`) |\n| files | `none.py` |\n\n"
+    assert families_named(table) == ({"gossip": ["gossip", "averaging"]}, ["none.py"])
+    with pytest.raises(KeyError):
+        families_named(table.replace("easgd", "unknown"))
+
+
+NUMBERS = dict(six=6, seven=7, eight=8, nine=9, ten=10, eleven=11, twelve=12, thirteen=13, fourteen=14, fifteen=15, sixteen=16,
+               seventeen=17, eighteen=18, nineteen=19, twenty=20)
+#: what pages count, from ten on or before these words, and how many there are
+COUNTED = {r"tutorials|notebooks|sessions of 60|summaries": len(list((ROOT / "tutorials").glob("[0-9]*.md"))),
+           r"programs|exhibits": len(list((ROOT / "docs" / "museum" / "programs").glob("*.py"))),
+           r"(?:all-reduce )?\[?collectives": len(ALLREDUCE),
+           r"slide decks": len(list((ROOT / "docs" / "course" / "decks").glob("*.md"))),
+           r"algorithms": None}  # a new one would be counted on many pages
+
+
+def counts(text, things):
+    """How many of these things a page says that there are; a few of them may have another meaning."""
+    words = re.findall(rf"\b(\d+|{'|'.join(NUMBERS)}) (?:{things})\b", text, re.I)
+    numbers = {NUMBERS.get(word.lower()) or int(word) for word in words}
+    return {n for n in numbers if n >= 10 or "slide" in things}
+
+
+@pytest.mark.parametrize("things", COUNTED)
+def test_pages_count_what_there_is(things):
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "course").glob("*.md"),
+             *(ROOT / "docs" / "museum").glob("*.md")]
+    found = set().union(*(counts(page.read_text(), things) for page in pages))
+    assert found == ({COUNTED[things]} - {None})
+
+
+def test_a_wrong_count_is_noticed():
+    assert counts("Twelve programs, 31 programs, two programs, ten [collectives](x)", "programs") == {12, 31}
 
 
 #: works that have no public address: a report for a course, and a book of 1962 without an ISBN
