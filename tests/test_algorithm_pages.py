@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.sgd import SGD
+from refsgd.cluster.machine import Machine
+from refsgd.problems import quadratic
+from refsgd.runtimes.simulator import simulate
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
@@ -162,3 +166,13 @@ def test_the_library_is_as_before_after_an_experiment():
 
     assert (sys.modules["refsgd.algorithms.server.ssp_gate"], refsgd.algorithms.CATALOGUE["ssp"]) == before
     assert refsgd.algorithms is sys.modules["refsgd.algorithms"]
+
+
+def test_the_table_of_figures_has_those_of_a_run():
+    """Next to the predicted ones, under the same names."""
+    pytest.importorskip("sphinx", reason="Sphinx builds the site: pip install '.[docs]'")
+    from algorithm_page import FIGURES, measured_figures
+
+    trace = simulate(CATALOGUE["bsp"](quadratic(workers=2), 2, 3, SGD(0.1)), Machine(compute="fixed(2)")).trace
+    found = measured_figures(trace)
+    assert {*FIGURES} <= {*found} and found["seconds"] == 6 and found["updates"] == 3

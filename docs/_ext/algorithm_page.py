@@ -428,7 +428,7 @@ def measured_figures(trace: Trace) -> dict[str, float]:
     """The figures of a run under the names of the predicted ones."""
     from refsgd.experiment.evaluation import measure
 
-    m = measure(trace, 1)
+    m = measure(trace)
     return {"seconds_per_iteration": m["seconds_per_iteration"], "seconds": m["seconds"],
             "updates": m["updates"],
             "bytes_sent": sum(m["bytes_sent"].values()), "staleness_mean": m["staleness"]["mean"],
