@@ -29,6 +29,26 @@ def test_every_test_that_the_list_of_pitfalls_names_exists():
     assert not [path for path in named if not (ROOT / "tests" / path).exists()]
 
 
+def absent(text):
+    """Paths of the library or of its tests that a page names and that do not exist."""
+    named = re.findall(r"`((?:refsgd|tests|benchmarks)/[\w/.-]*[\w/])`", text)
+    return [path for path in named if not (ROOT / path).exists() and "ringmaster" not in path]  # the trial's
+
+
+NAMING = [ROOT / "README.md", *sorted((ROOT / "tutorials").glob("*.md")), *sorted(
+    page for page in (ROOT / "docs").rglob("*.md") if not {"jupyter_execute", "tutorials"} & {*page.parts})]
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda p: p.name)
+def test_files_of_the_library_that_pages_name_exist(page):
+    assert absent(page.read_text()) == []
+
+
+def test_a_file_that_has_moved_is_found():
+    assert absent("`refsgd/effects.py`, `refsgd/experiment/stepper.py`, `refsgd/transport/`") == [
+        "refsgd/experiment/stepper.py", "refsgd/transport/"]
+
+
 @pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))],
                          ids=lambda p: p.name)
 def test_links_between_pages_lead_somewhere(page):
