@@ -115,7 +115,7 @@ class Facts:
     # theory and checks
     formula: str = ""  #: the key in `refsgd.theory.ALGORITHMS` of the formulas that predict its metrics
     no_formula: str = ""  #: why there are none
-    #: how many clocks a worker may be ahead of the slowest: up to the first number it never waits, at the
+    #: how many clocks a worker may be ahead of the slowest: below the first number it never waits, at the
     #: second it always does; None: this is not checked
     gate: Callable[[Options], tuple[float, float]] | None = None
     tight: tuple[Options, ...] = ()  #: small values of the gate's options, with which it is checked
