@@ -44,7 +44,8 @@ def flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--html", metavar="PATH", help="write a report with the shortest schedules")
     group.add_argument("--gradescope", metavar="PATH", help="write Gradescope's results.json")
     group.add_argument("--seconds", type=float, default=10.0, metavar="S",
-                       help="time limit of a submission (default 10); its memory limit is 1 GiB")
+                       help="processor time of a submission (default 10), 20 times as much on the clock; its "
+                            "memory limit is 1 GiB")
     group.add_argument("--child", help=argparse.SUPPRESS)
 
 

@@ -11,6 +11,7 @@ import ast
 import contextlib
 import importlib
 import json
+import math
 import os
 import re
 import signal
@@ -32,6 +33,7 @@ from refsgd.trace.schema import json_text
 
 MEMORY = 1 << 30  #: bytes of a submission's address space
 OUTPUT = 16 << 20  #: bytes of any file that it writes, its standard output included
+PATIENCE = 20  #: seconds on the clock for each second of processor time: a busy machine shares its processors
 GENERAL = ("file", "lint", "deployment", "sizes", "determinism", "gradients", "fixed point", "descent",
            "all schedules")
 DOUBLE = {"all schedules"}  #: general properties with two points, as those of the algorithm have
@@ -78,12 +80,16 @@ def _refusing(algorithm: str) -> Callable[..., Any]:
 
 
 def _limit(seconds: float) -> None:
-    """Limits of this process, where the system has them; no other processes and no connections."""
+    """Limits of this process, where the system has them; no other processes and no connections.
+
+    Processor time is that of the submission: what this process has used until now is no part of it.
+    """
     with contextlib.suppress(ImportError):
         import resource
 
+        processor = math.ceil(time.process_time() + seconds)
         for kind, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_FSIZE, OUTPUT),
-                           (resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, int(seconds) + 1)):
+                           (resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, processor)):
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
     sys.dont_write_bytecode = True
@@ -147,7 +153,11 @@ def inside(args: Any, load: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
 
 
 def grade(arguments: Sequence[str], target: str, algorithm: str | None, seconds: float) -> dict[str, Any]:
-    """Run the check in a child process, and give points."""
+    """Run the check in a child process, and give points.
+
+    The limit is one of processor time, so that a busy machine changes no mark; a child that only sleeps
+    is ended later.
+    """
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="refsgd-") as folder:
         lines, printed = Path(folder, "findings"), Path(folder, "printed")
@@ -159,7 +169,7 @@ def grade(arguments: Sequence[str], target: str, algorithm: str | None, seconds:
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
                                   "PYTHONIOENCODING": "utf-8:replace"})
             try:
-                code = child.wait(seconds)
+                code = child.wait(PATIENCE * seconds)
             except subprocess.TimeoutExpired:
                 code = None
             finally:
@@ -187,8 +197,12 @@ def _cut_short(found: list[dict[str, Any]], code: int | None, printed: str, seco
     done = {each["name"] for each in found}
     name = next((each for each in _expected(algorithm) if each not in done), "end")
     last = printed.strip().splitlines()[-1:] or [""]
-    if code is None or code == -getattr(signal, "SIGXCPU", 0):
-        text = f"was still running after {seconds:g} s; a loop that never ends, or a loop without a yield?"
+    if code is None:
+        text = (f"was still running after {PATIENCE * seconds:g} s; expected a run that ends: "
+                "does it sleep or wait?")
+    elif code == -getattr(signal, "SIGXCPU", 0):
+        text = (f"was still running after {seconds:g} s of processor time; a loop that never ends, "
+                "or a loop without a yield?")
     elif code < 0:
         text = f"ended by signal {-code}; expected a run that ends: {last[0]}"
     else:
