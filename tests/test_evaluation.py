@@ -16,6 +16,7 @@ from refsgd.problems.data import synthetic
 from refsgd.problems.nn.layers import BatchNorm, Flatten, Linear
 from refsgd.problems.nn.net import Net
 from refsgd.trace import Added, Marked
+from tests.paced import as_simulated, slipped
 
 SPEEDS = (1, 1, 1, 0.25)
 COMMON = quadratic(workers=1)  # without noise, and with one minimum for all workers
@@ -88,11 +89,12 @@ def test_one_slow_worker_costs_replicas_no_more_than_its_gradients(algorithm, sh
     assert seconds_to(uneven(algorithm), share) == pytest.approx(passes, rel=0.25)
 
 
+@pytest.mark.alone
 @pytest.mark.filterwarnings("ignore:real computing overran")
 def test_the_time_to_a_loss_is_that_of_processes_and_of_their_record(tmp_path):
     virtual, real = uneven("gosgd"), uneven("gosgd", runtime="processes")
-    slipped = max(late["slipped"] for late in real.trace.lateness.values())  # on a busy computer
-    assert 0.85 < seconds_to(real, 0.25) / seconds_to(virtual, 0.25) < 1.15 + slipped / seconds_to(virtual, 0.25)
+    # a peer that waits for a late one is as late as both
+    assert as_simulated(seconds_to(real, 0.25), seconds_to(virtual, 0.25), slipped(real.trace), rel=0.15)
     written = run("gosgd", data="quadratic", workers=4, steps=40, runtime="processes", record=tmp_path / "r",
                   machine=Machine(compute="fixed(0.005)", latency=1e-5, speeds=SPEEDS))
     assert str(replay(tmp_path / "r").history) == str(written.history)

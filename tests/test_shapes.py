@@ -40,11 +40,11 @@ def test_a_model_of_vgg_16_is_timed_without_being_allocated():
 
 @pytest.mark.parametrize("name", mostly_slow(["bsp", "asp"], "bsp"))
 def test_a_thousand_workers_are_simulated_in_seconds(name):
-    started = time.perf_counter()
+    started = time.process_time()
     result = refsgd.run(name, net="shapes:25557032", data="none", workers=1000, servers=8, steps=1,
                         machine=Machine(compute="exponential(1)", bandwidth=1.25e9))
     assert result.measured["updates"] == (1 if name == "bsp" else 1000)
-    assert time.perf_counter() - started < 60
+    assert time.process_time() - started < 60
 
 
 @pytest.mark.parametrize(("name", "options"), [("approximate", {}), ("downpour", {"adagrad": True}),

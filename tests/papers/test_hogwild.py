@@ -17,6 +17,7 @@ from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory.predict import predict
 from refsgd.trace import Added, Loaded, Marked, Trace
+from tests.paced import as_simulated, slipped
 from tests.strategies import machines, seeds
 
 
@@ -121,7 +122,7 @@ def test_real_processes_take_that_time_too():
     machine = Machine(compute="fixed(0.1)", update="fixed(0.05)")
     real = processes.run(lambda: hogwild.hogwild(quadratic(d=10, workers=4), 4, 4, SGD(0.1), parts=30),
                          machine, 0, transport="shm").trace
-    assert 4 * 0.15 * 0.999 <= real.seconds <= 4 * 0.15 * 1.5
+    assert as_simulated(real.seconds, 4 * 0.15, slipped(real))
 
 
 @pytest.mark.parametrize("parts", [0, -2])

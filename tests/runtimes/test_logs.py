@@ -104,9 +104,8 @@ def test_killing_busy_loggers_spoils_no_later_run(kept):
         with pytest.raises(RunFailed, match=r"worker1 .* SIGKILL"):
             run(partial(exchange, steps=1_000_000, gradient=talk), on_start=act)
         kept.records.clear()
-        began = time.monotonic()
-        run(partial(exchange, n=2, steps=5, gradient=talk))
-        assert len(kept.records) == 10 and time.monotonic() - began < 2.0
+        run(partial(exchange, n=2, steps=5, gradient=talk))  # or fails without progress
+        assert len(kept.records) == 10
 
 
 def test_a_death_is_noticed_among_busy_loggers_and_a_slow_handler(kept):

@@ -13,6 +13,7 @@ from refsgd.effects import Compute, Node
 from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed
+from tests.paced import as_simulated, slipped
 from tests.runtimes.deployments import exchange
 
 MACHINES = {
@@ -33,15 +34,14 @@ def test_an_exchange_takes_the_simulated_time(transport, machine):
     sleepers up milliseconds late."""
     build = partial(exchange, n=4, d=2000, steps=10)
     expected = simulate(build, machine, 1)
-    for _ in range(3):  # a machine that is busy with other things may spoil one run
-        began = time.monotonic()
-        result = run(build, machine, 1, transport=transport)
-        took = time.monotonic() - began
-        if abs(result.trace.seconds / expected.trace.seconds - 1) < 0.05:
-            break
-    assert result.trace.seconds == pytest.approx(expected.trace.seconds, rel=0.05)
-    # Nominal time is no invention: the clock on the wall saw it too (and the start of five processes).
-    assert result.trace.seconds * 0.99 < took < result.trace.seconds * 1.05 + 2.0
+    began = time.monotonic()
+    result = run(build, machine, 1, transport=transport)
+    took = time.monotonic() - began
+    assert as_simulated(result.trace.seconds, expected.trace.seconds, slipped(result.trace))
+    # Nominal time is no invention: the clock on the wall saw it too, and no event long after its time.
+    assert result.trace.seconds * 0.99 < took
+    late = [each["late_mean"] for each in result.trace.lateness.values()]
+    assert max(late) < 0.1 * expected.trace.seconds
     assert result.values["server0"].tobytes() == expected.values["server0"].tobytes()
     late = result.trace.lateness["worker1"]
     assert late["computes"] == 10 and late["drawn"] > 0 and late["late_worst"] >= late["late_mean"] > 0
