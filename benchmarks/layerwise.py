@@ -56,6 +56,8 @@ def draw(seed: int, count: int, family: str) -> Iterator[Exchanged]:
         how: dict[str, Any] = {"layout": layout, "overlap": rng.choice(("none", "backward", "both", "both"))}
         if layout != "equal":
             how |= {"priority": rng.random() < 0.5, "balance": rng.choice(("robin", "size", "hash"))}
+            if servers == 1:
+                del how["balance"]  # which one server, with all parts, would refuse
         if rng.random() < 0.4:
             how["compress"] = rng.choice(CODECS)
         elif how["overlap"] == "none" and layout == "equal":

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems.shapes import shape_only
@@ -56,8 +58,9 @@ class Point:
         if self.algorithm == "dgc":  # which looks at the entries
             problem = replace(problem, x0=np.zeros(D, np.float32),
                               gradient=lambda x, rank, t: np.full(D, 1e-3, np.float32))
-        return prepare(self.algorithm, problem, workers=self.workers, servers=self.servers, steps=self.steps,
-                       machine=self.machine, seed=seed, **self.options)
+        served = {"servers": self.servers} if facts_of(CATALOGUE[self.algorithm]).served else {}
+        return prepare(self.algorithm, problem, workers=self.workers, steps=self.steps, machine=self.machine, seed=seed,
+                       **served, **self.options)
 
 
 def scale_of(figure: str, simulated: float) -> float:

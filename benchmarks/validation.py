@@ -37,7 +37,6 @@ from refsgd.experiment.prepare import prepare
 from refsgd.problems import Problem
 from refsgd.problems.chain import Block
 from refsgd.problems.shapes import shape_only
-from refsgd.theory import ALGORITHMS
 from refsgd.trace import Computed, Trace
 from refsgd.trace.schema import json_text
 
@@ -62,7 +61,7 @@ MORE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("pipedream", {"stages": 2}))
 # timed as others are: 4 workers only
 TWINS = ("softsync", "staleness-aware", "dc-asgd", "consgd", "dynsgd", "independent", "diloco")
-CONFIGURATIONS = tuple((name, dict[str, Any]()) for name in CATALOGUE if name in ALGORITHMS) + MORE
+CONFIGURATIONS = tuple((name, dict[str, Any]()) for name, function in CATALOGUE.items() if facts_of(function).formula) + MORE
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,30 @@ def test_arrows_point_one_way(path):
         ast.parse(path.read_text())) <= allowed, f"{path.name} imports more than {sorted(allowed)}"
 
 
+#: lists of defaults: what advice tries first, and what other frameworks call their architectures
+DEFAULTS = {"experiment/advice/candidates.py", "experiment/options/architectures.py"}
+
+
+def algorithms_named(tree):
+    """Texts in the code, docstrings left out, that are the name of an algorithm."""
+    names = {*CATALOGUE, *(name.replace("-", "_") for name in CATALOGUE)}
+    docs = {node.body[0].value for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+            and node.body and isinstance(node.body[0], ast.Expr)}
+    return [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in docs
+            and isinstance(node.value, str) and node.value in names]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) != "algorithms"], ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_algorithm_is_named_outside_its_room(path):
+    """What must be known of one stands in its `refsgd.algorithms.facts`."""
+    named = algorithms_named(ast.parse(path.read_text()))
+    assert not named or str(path.relative_to(ROOT)) in DEFAULTS, f"{path.name} names {named}"
+
+
+def test_a_named_algorithm_is_noticed():
+    assert algorithms_named(ast.parse('"""As bsp."""\nif name == "bsp":\n    pass')) == ["bsp"]
+
+
 def circles(arrows):
     """Rooms from which one comes back by following arrows."""
     reached = {room: set(to) - {room} for room, to in arrows.items()}

@@ -15,10 +15,10 @@ from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.theory.algorithms.allreduce import allreduce, dgc
 from refsgd.theory.algorithms.asp import asp, softsync, staleness_aware
-from refsgd.theory.algorithms.bsp import backup, bsp
+from refsgd.theory.algorithms.bsp import backup_workers, bsp
 from refsgd.theory.algorithms.centers import approximate
 from refsgd.theory.algorithms.fetching import downpour, easgd
-from refsgd.theory.algorithms.gossip import GOSSIP
+from refsgd.theory.algorithms.gossip import adpsgd, dpsgd, gosgd, pair_averaging, sgp
 from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
 from refsgd.theory.algorithms.peers import hogwild, independent, sequential
 from refsgd.theory.algorithms.pipeline import gpipe, pipedream
@@ -30,18 +30,17 @@ from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.prediction import FIGURES, DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting
 
-ALGORITHMS: dict[str, Callable[[Setting], Figures]] = {
-    "sequential": sequential, "bsp": bsp, "asp": asp, "ssp": ssp, "allreduce": allreduce, "dgc": dgc,
-    "independent": independent, "hogwild": hogwild, "backup-workers": backup, "softsync": softsync,
-    "staleness-aware": staleness_aware, "dc-asgd": asp, "downpour": downpour, "easgd": easgd, "zero": zero,
-    "local-sgd": local_sgd, "post-local": post_local, "diloco": diloco, "consgd": ssp, "dynsgd": ssp,
-    "dssp": dssp, "approximate": approximate, **GOSSIP, "gpipe": gpipe, "pipedream": pipedream,
-}
-#: algorithms without servers; on a flat machine each of their workers has its own host
-SERVERLESS = {"adpsgd", "allreduce", "dgc", "diloco", "dpsgd", "gosgd", "gpipe", "hogwild", "independent",
-              "local-sgd", "pair-averaging", "pipedream", "post-local", "sequential", "sgp", "zero"}
-#: algorithms without formulas for links that nodes share
-UNFOLLOWED = {"adpsgd", "pair-averaging", "approximate"}
+
+def _named(*formulas: Callable[[Setting], Figures]) -> dict[str, Callable[[Setting], Figures]]:
+    """Functions by their names."""
+    return {formula.__name__: formula for formula in formulas}
+
+
+SERVED = _named(bsp, asp, ssp, dssp, softsync, staleness_aware, backup_workers, downpour, easgd, approximate)
+#: of algorithms without servers; on a flat machine each of their workers has its own host
+PEERS = _named(sequential, independent, hogwild, allreduce, dgc, zero, local_sgd, post_local, diloco, gosgd,
+               adpsgd, pair_averaging, dpsgd, sgp, gpipe, pipedream)
+ALGORITHMS = SERVED | PEERS  #: the formulas that algorithms name in their facts
 
 
 def _check_covered(name: str, c: Setting) -> None:
@@ -53,9 +52,6 @@ def _check_covered(name: str, c: Setting) -> None:
     if max(c.workers, c.servers) > LARGEST:
         raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
                         f"{max(c.workers, c.servers)}")
-    if c.shared and name in UNFOLLOWED:
-        raise Uncovered(f"no formula follows the messages of {name} over links shared by several nodes or "
-                        "both directions: it can only be simulated or measured")
     if m.cores is not None and (busiest := _computing(name, c)) > m.cores:
         raise Uncovered(f"no formula accounts for {busiest} programs of one host that share "
                         f"{units.counted(m.cores, 'core')}: {name} can only be simulated or measured")
@@ -63,26 +59,26 @@ def _check_covered(name: str, c: Setting) -> None:
 
 def _computing(name: str, c: Setting) -> int:
     """The most programs of one host that may compute at the same time; in BSP, workers or servers do."""
-    servers: int | list[int] = 0 if name in SERVERLESS else c.servers
+    servers: int | list[int] = 0 if name in PEERS else c.servers
     if c.plan and servers:
         servers = [part.server for part in c.plan.parts]
     on: dict[str, list[int]] = {}
     for number, host in enumerate(Network.of(c.machine, c.workers, servers).host.values()):
         on.setdefault(host, [0, 0])[number >= c.workers] += 1
     updating = c.machine.update is not None or bool(c.plan and c.plan.codec)
-    return max(max(workers, servers * updating) if name == "bsp" else workers + servers * updating
+    return max(max(workers, servers * updating) if ALGORITHMS[name] is bsp else workers + servers * updating
                for workers, servers in on.values())
 
 
 def _served(name: str, machine: Machine, servers: int) -> Machine:
     """The machine with servers of speed 1 and the same update times."""
-    if name in SERVERLESS or machine.update is None or not machine.server_speeds:
+    if name in PEERS or machine.update is None or not machine.server_speeds:
         return machine
     updates = {prices.at(machine, "server", k).update for k in range(servers)}
     if len(updates) > 1:
         raise Uncovered(f"servers of different speeds ({units.written(machine.server_speeds)}) have no "
                         f"formula: {name} can only be simulated or measured")
-    if name == "easgd":
+    if ALGORITHMS[name] is easgd:
         raise Uncovered("easgd has no formula for servers of a speed other than 1, because its workers "
                         "update too: it can only be simulated or measured")
     return machine.with_(update=updates.pop(), server_speeds=())
@@ -107,7 +103,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Parameters
     ----------
     algorithm : str
-        A key of `ALGORITHMS`.
+        A key of `ALGORITHMS`; algorithms of one schedule, such as SSP and CONSGD, share one.
     machine : Machine
         Must state a compute distribution.
     workers, servers : int
@@ -150,7 +146,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     >>> predict("asp", machine.with_(latency=0.001), workers=4, steps=9).missing
     {'staleness_max': 'bounded only by the length of the run: others may make any number of updates'}
     """
-    name = algorithm.replace("_", "-")
+    name = algorithm.replace("-", "_")
     if name not in ALGORITHMS:
         raise DomainError(f"no formula for algorithm {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
     check_count("workers", workers)
@@ -163,7 +159,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         raise DomainError(f"{len(batches)} batches for {workers} workers; expected one for each")
     check_count("steps", steps, 0)
     check_distribution("compute", prices.own(machine, 0))
-    servers = 1 if name in SERVERLESS else servers
+    servers = 1 if name in PEERS else servers
     if images is None or not steps:
         images = sum(batches) * max(steps, 1)
     try:
@@ -175,7 +171,7 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         found = ALGORITHMS[name](setting)
     except Uncovered as why:
         return Figures().without(str(why), *FIGURES)
-    if name in SERVERLESS:
+    if name in PEERS:
         found["updates"] = replace(found["updates"], formula="updates of each worker")
     if not steps:
         _of_no_steps(found)

@@ -12,7 +12,7 @@ from typing import Any
 from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.theory.estimate import certain, check_distribution, kind_of, sampling
+from refsgd.theory.estimate import Uncovered, certain, check_distribution, kind_of, sampling
 from refsgd.theory.phenomena import iteration, server
 from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.phenomena.layerwise import Plan
@@ -89,6 +89,12 @@ class Setting:
         """Whether nodes, parts of a model or both directions share links."""
         m = self.machine
         return self.plan is not None or (m.linked and bool(m.hosts or m.inside or m.groups or self.one_link))
+
+    def check_alone(self) -> None:
+        """Raise Uncovered where messages meet on links, for formulas that do not follow them."""
+        if self.shared:
+            raise Uncovered("no formula follows these messages over links shared by several nodes or both "
+                            "directions: they can only be simulated or measured")
 
     @functools.cached_property
     def placed(self) -> bool:

@@ -23,8 +23,9 @@ from refsgd.cluster.machine import Machine
 from refsgd.experiment.options import pipelines
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import simulate
-from refsgd.theory import ALGORITHMS, predict
+from refsgd.theory import predict
 from refsgd.trace.waiting import waiting_by_cause
+from tests.catalogue import FACTS, having
 from tests.marks import mostly_slow
 
 D = 1200
@@ -40,7 +41,7 @@ def traces(name, machine, n, k, steps, seeds, **options):
 
 
 def table(name, machine, n, k, steps, **options):
-    return predict(name, machine, workers=n, servers=k, nbytes=4 * D, batch=1, steps=steps, options=options)
+    return predict(FACTS[name].formula, machine, workers=n, servers=k, nbytes=4 * D, batch=1, steps=steps, options=options)
 
 
 CASES = [("sequential", 1, 1, {}), ("bsp", 4, 1, {}), ("bsp", 3, 2, {}), ("bsp", 2, 5, {}), ("asp", 4, 1, {}),
@@ -63,7 +64,7 @@ def test_fixed_times_to_the_last_digit(name, n, k, options, latency, bandwidth):
     assert p["updates"].value == next(iter(trace.updates.values()))
 
 
-@given(name=st.sampled_from(sorted(set(CATALOGUE) & set(ALGORITHMS))), n=st.integers(1, 6),
+@given(name=st.sampled_from(having(lambda facts: facts.formula)), n=st.integers(1, 6),
        k=st.integers(1, 4), steps=st.integers(0, 9),
        latency=st.sampled_from([0.0, 0.0007, 0.011, 0.05]), bandwidth=st.sampled_from([math.inf, 1e6, 1e5]),
        update=st.sampled_from([None, 0.0013, 0.04]), reduction=st.sampled_from([0.0, 1e-7]),
@@ -196,7 +197,7 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
     function = CATALOGUE[name]
     taken = inspect.signature(function).parameters
     defaults = {k: p.default for k, p in taken.items() if p.kind is p.KEYWORD_ONLY}
-    p = predict(name, machine, workers=n, servers=servers, nbytes=4 * D, batch=1, steps=steps,
+    p = predict(FACTS[name].formula, machine, workers=n, servers=servers, nbytes=4 * D, batch=1, steps=steps,
                 options={**defaults, **options},
                 pipeline=pipelines.plan(facts_of(function), {**defaults, **options}, PROBLEM, n, steps))
     known = {"servers": servers, "rotated": machine.colocated and servers == n}
@@ -205,7 +206,7 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
                for seed in range(seeds)]
 
 
-REST = sorted(set(CATALOGUE) & set(ALGORITHMS) - set(DEPLOY))
+REST = sorted({*having(lambda facts: facts.formula)} - set(DEPLOY))
 LEFT = {"backup-workers", "downpour", "dssp", "gpipe", "pipedream", "zero"}  # to a simulation
 QUEUES = {"easgd", "downpour", "backup-workers", "pair-averaging"}  # not exact where messages queue
 

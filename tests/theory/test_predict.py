@@ -18,7 +18,7 @@ from tests.draws import few_draws
 
 ALWAYS = ["seconds_per_iteration", "images_per_second", "seconds", "updates"]
 MACHINE = Machine(compute="fixed(0.02)")
-PARALLEL = sorted(set(ALGORITHMS) - {"sequential"})
+PARALLEL = sorted(name.replace("_", "-") for name in ALGORITHMS if name != "sequential")
 STAGED = ("gpipe", "pipedream")
 machines = st.builds(
     Machine,
@@ -60,7 +60,7 @@ def test_every_algorithm_has_its_figures(name, n):
 def test_figures_agree_with_each_other(name, machine, n, k, steps):
     with few_draws():
         out = predict(name, machine, workers=n, servers=k, nbytes=12_000, steps=steps, **batch_of(name, n, 4))
-    assert {*out, *out.open} >= {*ALWAYS}
+    assert {*out, *out.open} >= {*ALWAYS} - ({"images_per_second"} if not steps else set())
     part = 1 / n if name in STAGED else 1
     for key, least in (("seconds_per_iteration", 1), ("seconds", steps)):
         if key in out:
@@ -142,7 +142,7 @@ def test_the_lattice_of_limits():
     """n = 1: all are sequential; SSP without a bound is ASP; local SGD with period 1 is allreduce."""
     alone = Machine(compute="exponential(0.02)", update=0.001)
     one = predict("sequential", alone, workers=1, steps=10)["seconds_per_iteration"].value
-    for name in ("bsp", "asp", "ssp", "allreduce", "independent", "local-sgd", "gosgd", "dc-asgd", "dpsgd",
+    for name in ("bsp", "asp", "ssp", "allreduce", "independent", "local-sgd", "gosgd", "dpsgd",
                  "pair-averaging"):
         assert predict(name, alone, workers=1,
                        steps=10)["seconds_per_iteration"].value == pytest.approx(one, rel=2e-3), name

@@ -15,7 +15,7 @@ from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting, count, figures, slices
 
 SIGNIFICANT = "the traffic between data centres depends on the data"
-INSIDE = {"bsp": bsp, "ssp": ssp, "asp": asp}
+INSIDE = {rule.__name__: rule for rule in (bsp, ssp, asp)}
 
 
 def approximate(c: Setting) -> Figures:
@@ -24,7 +24,8 @@ def approximate(c: Setting) -> Figures:
     Traffic between them also occupies the servers' links and may delay workers, so the times of a single
     centre are then lower bounds.
     """
-    given, inside = c.options.get("centers"), str(c.options.get("local", "bsp"))
+    c.check_alone()
+    given, inside = c.options.get("centers"), str(c.options.get("local", bsp.__name__))
     number = min(2, c.workers) if given is None else check_count("centers", int(given))
     if inside not in INSIDE or number > c.workers:
         raise DomainError(f"{number} centers of {c.workers} workers, inside {inside!r}; the formula assumes "
@@ -40,10 +41,10 @@ def approximate(c: Setting) -> Figures:
     if all("seconds" in found for found in alone):
         slowest = max(alone, key=lambda found: found["seconds"].value)
         step, run = slowest["seconds_per_iteration"], slowest["seconds"]
-        if inside == "asp" and not c.tied:  # the last of all centres
+        if INSIDE[inside] is asp and not c.tied:  # the last of all centres
             run = asp_seconds(replace(c, machine=c.machine.with_(colocated=False)), step)
         step, run = replace(step, kind="approximation"), replace(run, kind="approximation")
-    updates = c.steps * (number if inside == "bsp" else c.workers)
+    updates = c.steps * (number if INSIDE[inside] is bsp else c.workers)
     out = figures(c, step, run, updates, 2 * c.workers * c.nbytes)
     _bytes(c, out, sizes, inside)
     if c.transfer or not ((c.tied and c.alike) or math.isinf(float(c.options.get("ahead", 10)))):
@@ -70,7 +71,7 @@ def _bytes(c: Setting, out: Figures, sizes: Sequence[int], inside: str) -> None:
         for part in (size // 4 for size in slices(c.nbytes, c.servers)):
             k = math.ceil(float(share) * part * (1 - 1e-12))
             for size in sizes:  # all updates but the last, which flushes
-                own = c.steps if inside == "bsp" else size * c.steps
+                own = c.steps if INSIDE[inside] is bsp else size * c.steps
                 total += 8 * (len(sizes) - 1) * ((own - 1) * k + part)
     formula = ("2 n M within the centres, 8 k to each other centre" if exact
                else "2 n M within the centres, and the significant entries")

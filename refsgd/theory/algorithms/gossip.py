@@ -59,6 +59,7 @@ def _asking(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
 
 def adpsgd(c: Setting) -> Figures:
     """AD-PSGD: one side of the graph asks; averages overlap with computing; updates take no time."""
+    c.check_alone()
     graph = str(c.options.get("graph", "bipartite"))
     _known(graph, ("bipartite", "bipartite-ring", "ring", "star"))
     asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
@@ -92,6 +93,7 @@ def pair_averaging(c: Setting) -> Figures:
     Each link sends one replica per iteration on average, to random peers.  It is taken as M/D/1, which adds
     rho w/(2 (1 - rho)), with rho at most 1/2.
     """
+    c.check_alone()
     w, u = c.transfer, max(c.own)
     asks = [c.workers > 1] * c.workers
     rho = min(w / max(iteration.mean_time(c.times) + u, 2 * c.machine.latency + w),
@@ -139,6 +141,3 @@ def dpsgd(c: Setting) -> Figures:
 def sgp(c: Setting) -> Figures:
     """SGP: push-sum on a directed graph, a replica and 4 bytes of weight after the update."""
     return _rounds(c, str(c.options.get("graph", "one-peer-exponential")), False, 4)
-
-
-GOSSIP = {"gosgd": gosgd, "adpsgd": adpsgd, "pair-averaging": pair_averaging, "dpsgd": dpsgd, "sgp": sgp}
