@@ -75,6 +75,7 @@ THIEF = """
 import os, sys, threading, time
 import refsgd
 from functools import partial
+from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange, killed_gradient
 
