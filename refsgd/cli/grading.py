@@ -135,7 +135,8 @@ def inside(args: Any, load: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
                 forbid(args.target.partition(":")[0], args.forbid)
             target, given = load()
             say(Finding("file", True, "can be imported"))
-            sys.modules["refsgd.testing.comparison"].CATALOGUE = reference  # type: ignore[attr-defined]
+            for module in ("comparison", "tracers"):
+                sys.modules[f"refsgd.testing.{module}"].CATALOGUE = reference  # type: ignore[attr-defined]
             pages = 3
             for finding in findings(target, algorithm=args.algorithm, processes=False, max_runs=60, **given):
                 page = _page(finding) if args.html and pages and finding.held is False else ""
