@@ -233,10 +233,10 @@ def test_replicas_of_a_net_in_stages_train_as_all_reduce_does():
 
 
 def test_what_a_pipeline_does_not_take_is_refused_in_one_line():
-    for options, message in (({"stages": 3}, "^stages 3 on 4 workers; expected a divisor of 4: each"),
+    for options, message in (({"stages": 3, "workers": 4}, "^stages 3 on 4 workers; expected a divisor of 4: each"),
                              ({"overlap": "backward"}, "^overlap backward with gpipe: its stages exchange activations"),
                              ({"net": "softmax"}, "^stages 4; expected 1 to 2, a block or more for each: flatten1"),
-                             ({"on_death": "shrink"}, "^on_death shrink with gpipe, where a stage's parameters die"),
+                             ({"on_death": "shrink"}, "^on_death shrink with gpipe: a worker has the only copy of its stage's parameters"),
                              ({"micro": 0}, "^micro 0; expected at least 1 micro-batch$")):
         with pytest.raises(ValueError, match=message):
             refsgd.run("gpipe", steps=1, **options)

@@ -557,15 +557,16 @@ def test_a_caller_that_dawdles_is_dropped_and_others_are_served(monkeypatch, cap
     threads = [threading.Thread(target=dawdle), threading.Thread(target=late)]
     for thread in threads:
         thread.start()
-    with caplog.at_level(logging.WARNING):
-        found = tcp.answer(listener, b"s" * 32, 0, [1], timeout=5.0)
+    refused: list[int] = []
+    with caplog.at_level(logging.INFO):
+        found = tcp.answer(listener, b"s" * 32, 0, [1], timeout=5.0, refuse=lambda: refused.append(1))
     done.set()
     for thread in threads:
         thread.join()
     close(slow, *found, *out)
     listener.close()
-    assert len(found) == 1 and any("has not proved itself within 0.3 s" in r.getMessage()
-                                      for r in caplog.records)
+    (record,) = (r for r in caplog.records if "has not proved itself within 0.3 s" in r.getMessage())
+    assert len(found) == len(refused) == 1 and record.levelno == logging.INFO  # the launcher counts and warns
 
 
 FAULTS = """
