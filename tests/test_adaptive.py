@@ -210,7 +210,7 @@ def test_an_algorithm_with_a_rule_of_its_own_refuses_others(name):
     ("bsp", {"optimiser": "lars", "servers": 2}, "cut through layers; expected layout layers, or one server"),
     ("bsp", {"optimiser": "lars", "layout": "chunks:8"}, "cut through layers"),
     ("zero", {"optimiser": "lars"}, "cut through layers"), ("gpipe", {"optimiser": "lars"}, "a stage"),
-    ("ssp", {"optimiser": "adam", "refresh": "lazy"}, "with refresh fresh there are none; expected optimiser sgd"),
+    ("ssp", {"optimiser": "adam", "refresh": "lazy"}, "refresh fresh has no caches; expected optimiser sgd"),
     ("bsp", {"optimiser": "adam", "compress": "dgc:0.1"}, "expected compress topk")])
 def test_a_rule_that_cannot_be_applied_is_refused(name, told, line):
     with pytest.raises(Usage, match=line):

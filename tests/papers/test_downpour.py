@@ -298,7 +298,7 @@ def test_stages_end_with_the_same_bits_as_processes():
 
 
 @pytest.mark.parametrize("options, message", [
-    ({"stages": 3}, "^stages 3 on 4 workers; expected a divisor of 4"), ({"micro": 2}, "^micro 2 with stages 1; exp"),
+    ({"stages": 3, "workers": 4}, "^stages 3 on 4 workers; expected a divisor of 4"), ({"micro": 2}, "^micro 2 with stages 1; exp"),
     ({"stages": 2, "layout": "layers"}, "^layout layers with downpour: each of its stages sends the gradient of its layers whole"),
     ({"stages": 2, "on_death": "continue"}, "^on_death continue with downpour: a worker has the only copy of its stage"),
     ({"stages": 2, "micro": 0}, "^micro 0 with stages 2; expected at least 1")])

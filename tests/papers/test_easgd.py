@@ -130,7 +130,7 @@ def two_sided_server(center, exchanges, alpha):
             force = message.force + alpha * (seen[message.version] - center.x)
             center.x = yield Compute(easgd.add, center.x, force, kind="update")
             seen.append(center.x)
-            yield from center.mark(((w, message.version),))
+            yield from center.mark(((w, message.version),), images=0)
     return center.x
 
 

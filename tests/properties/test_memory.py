@@ -57,7 +57,8 @@ def test_programs_forget(name, options):
     ("dynsgd", "shard.state = v, {c: m for c, m in means.items() if c >= slowest}", "pass", {"staleness": 2}),
     ("dynsgd", "images = {c: b for c, b in images.items() if c >= slowest}", "pass", {"staleness": 2}),
     ("gosgd", "replica.queue = []", "pass", {"p": 0.5}),
-    ("downpour", "accrued, reads = np.zeros_like(x), []", "accrued = np.zeros_like(x)", {}),
+    ("downpour", "accrued, reads, examples = np.zeros_like(x), [], 0",
+     "accrued, examples = np.zeros_like(x), 0", {}),
 ])
 def test_a_program_that_never_forgets_is_caught(name, right, wrong, options):
     with pytest.raises(AssertionError, match="objects"):

@@ -183,15 +183,20 @@ def test_clocks_are_those_of_the_gradients(name):
 # -- wrong programs --------------------------------------------------------------------------------------------
 
 
+#: a shard that believes a gradient to be of its present version, whatever the push says
+BELIEVED = "self.mark(reads, images)", "self.mark(tuple((w, self.version) for w, _ in reads), images)"
+
+
 @pytest.mark.parametrize(("name", "right", "wrong"), [
     ("bsp", "(w, push.version) for w, push in pushes", "(w, 0) for w, push in pushes"),
     ("downpour", "[*reads, dict(there.version)]", "[*reads, {s: v + 1 for s, v in there.version.items()}]"),
     ("downpour", "for read in message.versions)", "for read in message.versions[:1])"),
     ("downpour", "yield Recv(Model, src=s)", "yield Recv(Model)"),  # slices in order of arrival
     ("ssp", "row[s].version + c - row[s].own", "row[s].version"),  # without own updates
-    ("asp", "(w, push.version) for", "(w, self.version) for"),
+    ("asp", *BELIEVED),
     ("backup-workers", "(w, pushes[w]) for", "(w, pushes[w]._replace(version=shard.version - 1)) for"),
-    ("approximate", "reads = tuple((w, push.version) for", "reads = tuple((w, clock) for"),
+    ("approximate", "*of_pushes(pushes), clock,",
+     "tuple((w, clock) for w, _ in pushes), of_pushes(pushes)[1], clock,"),
     ("approximate", "        self.version += 1\n", "        self.version += len(reads)\n"),
 ])
 def test_wrong_versions_at_servers_are_caught(name, right, wrong):
@@ -204,7 +209,7 @@ def test_wrong_versions_at_servers_are_caught(name, right, wrong):
 
 def test_a_server_that_believes_its_schedule_is_caught():
     with pytest.raises(AssertionError):
-        hold_reports(wrong_deployment(CATALOGUE["bsp"], "(w, push.version) for", "(w, self.version) for"))
+        hold_reports(wrong_deployment(CATALOGUE["bsp"], *BELIEVED))
 
 
 def test_a_force_with_another_version_is_caught():

@@ -40,6 +40,8 @@ def moved(name, node, policy, machine=EVEN, **options):
     ("consgd", "worker", "continue", {}, 0.125 * 10), ("consgd", "worker", "shrink", {}, 0.125 * 10),
     ("consgd", "worker", "continue", {"staleness": 0, "servers": 1}, 0.125 * 10),
     ("dynsgd", "worker", "continue", {}, 0.125 * 10),
+    # means of two gradients, of which a death leaves one
+    ("backup-workers", "worker", "shrink", {"backups": 2, "scale_lr": True}, 0.125 * (5 * 2 + 5 * 1)),
     # a host dies with both of its peers
     ("allreduce", "peer", "shrink", {"collective": "hierarchical", "machine": RACKS, "scale_lr": True}, 0.125 * (5 * 4 + 5 * 2)),
     ("allreduce", "peer", "shrink", {"compress": "fp16", "scale_lr": True}, 0.125 * (5 * 4 + 5 * 3))])
@@ -58,7 +60,7 @@ def rest(name, done=4, updates=4, **options):
 
 
 @pytest.mark.parametrize(("name", "options", "scale"), [
-    ("bsp", {}, 3), ("backup-workers", {}, 2), ("softsync", {"splitting": 2}, 1), ("softsync", {}, 3), ("dpsgd", {}, 3),
+    ("bsp", {}, 3), ("backup-workers", {}, 2), ("backup-workers", {"backups": 2}, 1), ("softsync", {"splitting": 2}, 1), ("softsync", {}, 3), ("dpsgd", {}, 3),
     ("dynsgd", {}, 3), ("gosgd", {}, 3)])
 def test_linear_scaling_is_by_the_gradients_that_are_left(name, options, scale):
     assert rest(name, scale_lr=True, **options).sgd.lr == 0.5 * scale

@@ -85,7 +85,7 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
                         "or restart")
         # refuses options that do not fit fewer workers
         replace(experiment, workers=experiment.workers - 1,
-                machine=experiment.machine.with_(hosts="", groups="")).deploy()
+                machine=experiment.machine.with_(hosts="", groups="", uplink=None)).deploy()
 
 
 def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, steps: Steps | None, on_death: str,

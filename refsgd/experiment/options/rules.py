@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 OPTIMISERS: dict[str, tuple[type[SGD], float]] = {"sgd": (SGD, 0.15), "adam": (Adam, 0.003),
                                                   "lars": (LARS, 10.0)}
 
-def together(name: str, facts: Facts, options: Mapping[str, Any], workers: int) -> int:
+def together(name: str, facts: Facts, options: Mapping[str, Any], workers: int, begins: bool) -> int:
     """How many workers' gradients an update is the mean of, for linear scaling; refuses an algorithm that has
-    no such mean."""
+    no such mean, and a mean of one where a run `begins`: a death may leave one of several."""
     try:
         if not callable(facts.mean_of):
             raise ValueError(facts.mean_of)
-        if (count := facts.mean_of(workers, options)) == 1 < workers:
+        if (count := facts.mean_of(workers, options)) == 1 < workers and begins:
             raise ValueError(ONE_WORKER)
         return count
     except ValueError as why:
@@ -53,7 +53,7 @@ def check(training: Training, name: str, facts: Facts, problem: Problem) -> None
 
 
 def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, Any], workers: int, steps: int,
-            problem: Problem, before: int = 0) -> SGD:
+            problem: Problem, before: int | None = None) -> SGD:
     """The update rule of a run, or of its last `steps`, which follow `before` updates; `workers` counts
     shares of the data, `options` has the algorithm's defaults.
 
@@ -65,7 +65,7 @@ def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, A
         if updates is None and training.schedule == "cosine":
             raise ValueError(f"schedule cosine with {name}: how many updates a run makes is known at its "
                              "end; expected cosine(updates), such as cosine(1000)")
-        schedule = parse_schedule(training.schedule, before + (updates or 0))
+        schedule = parse_schedule(training.schedule, (before or 0) + (updates or 0))
         moved = training.warmup or training.schedule != "constant"
         if facts.unscheduled and (training.warmup or training.schedule.startswith("cosine")):
             raise ValueError(f"warmup or cosine with {name}: {facts.unscheduled}; expected neither")
@@ -75,7 +75,7 @@ def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, A
             raise ValueError(f"lr, schedule, warmup, scale_lr or shards with {name} and data "
                              f"{problem.describe['data']}: each step goes to the minimum along a coordinate, "
                              "from all rows in order; expected none of them")
-        scale = together(name, facts, options, workers) if training.scale_lr else 1
+        scale = together(name, facts, options, workers, before is None) if training.scale_lr else 1
         if training.warmup:
             start = 1 / scale if training.scale_lr else 1 / (training.warmup + 1)
             schedule = Warmup(training.warmup, start, schedule)
