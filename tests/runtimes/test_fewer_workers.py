@@ -18,10 +18,10 @@ EVEN = refsgd.Machine(compute="fixed(0.01)")
 RACKS = EVEN.with_(hosts=[["peer0", "peer1"], ["peer2", "peer3"]])
 
 
-def moved(name, node, policy, machine=EVEN, **options):
-    """How far gradients of 1 move the parameters, of four workers of which the last dies in step 5 of 10."""
+def moved(name, node, policy, machine=EVEN, dead=(3,), **options):
+    """How far gradients of 1 move the parameters, of four workers of which some die in step 5 of 10."""
     run = refsgd.run(name, ONES, workers=4, steps=10, lr=0.125, machine=machine, on_death=policy,
-                     faults=[f"kill {node} 3 at step 5"], **options)
+                     faults=[f"kill {node} {rank} at step 5" for rank in dead], **options)
     assert not run.predicted, "formulas know no deaths"
     return -float(run.parameters[0])
 
@@ -40,8 +40,9 @@ def moved(name, node, policy, machine=EVEN, **options):
     ("consgd", "worker", "continue", {}, 0.125 * 10), ("consgd", "worker", "shrink", {}, 0.125 * 10),
     ("consgd", "worker", "continue", {"staleness": 0, "servers": 1}, 0.125 * 10),
     ("dynsgd", "worker", "continue", {}, 0.125 * 10),
-    # means of two gradients, of which a death leaves one
-    ("backup-workers", "worker", "shrink", {"backups": 2, "scale_lr": True}, 0.125 * (5 * 2 + 5 * 1)),
+    # a backup for one death, and means of three gradients; after two deaths, means of one
+    ("backup-workers", "worker", "shrink", {"scale_lr": True}, 0.125 * 10 * 3),
+    ("backup-workers", "worker", "shrink", {"scale_lr": True, "dead": (2, 3)}, 0.125 * (5 * 3 + 5)),
     # a host dies with both of its peers
     ("allreduce", "peer", "shrink", {"collective": "hierarchical", "machine": RACKS, "scale_lr": True}, 0.125 * (5 * 4 + 5 * 2)),
     ("allreduce", "peer", "shrink", {"compress": "fp16", "scale_lr": True}, 0.125 * (5 * 4 + 5 * 3))])
