@@ -28,8 +28,12 @@ class _Kept:
     """The number of a node's marks of one name, and those that keep their `x`, by the moment after them."""
 
     count: int = 0
-    distance: float = FINEST
+    distance: float = 0.0  #: of the moments [s]; 0 while all marks are kept
     marks: dict[int, Marked] = field(default_factory=dict)
+
+    def moment(self, mark: Marked, count: int) -> int:
+        """The first moment that is not before a mark, which is the count-th."""
+        return ceil((mark.time or count * FINEST) / self.distance) if self.distance else count
 
     def put(self, moment: int, mark: Marked) -> None:
         """Keep the newest mark before a moment."""
@@ -39,8 +43,8 @@ class _Kept:
 
 
 class Thinner:
-    """Keeps `x` in at most `limit` marks per name and node, the newest before evenly spaced moments, and
-    drops it from the others.
+    """Keeps `x` in at most `limit` marks per name and node: in all of them, or else in the newest before
+    evenly spaced moments.
 
     The distance of the moments is a power of two, and doubles whenever a node holds more than `limit`.  All
     nodes, in whichever process, thus have the moments of the coarsest in common, and `moments` finds there
@@ -65,12 +69,12 @@ class Thinner:
             return
         kept = self._kept[event.node, event.name]
         kept.count += 1
-        kept.put(ceil((event.time or kept.count * FINEST) / kept.distance), event)
+        kept.put(kept.moment(event, kept.count), event)
         while len(kept.marks) > self.limit:
-            kept.distance *= 2
-            marks, kept.marks = kept.marks, {}
-            for moment, mark in marks.items():
-                kept.put((moment + 1) // 2, mark)
+            marks, kept.marks, finest = kept.marks, {}, not kept.distance
+            kept.distance = 2 * kept.distance or FINEST
+            for number, mark in marks.items():
+                kept.put(kept.moment(mark, number) if finest else (number + 1) // 2, mark)
 
 
 def thin(events: Iterable[Event], limit: int = 64) -> None:
@@ -88,7 +92,7 @@ def thin(events: Iterable[Event], limit: int = 64) -> None:
     >>> marks = [Marked(float(v), "server0", 0, "update", {"version": v, "x": v}) for v in range(100)]
     >>> thin(marks, 4)
     >>> [e.values["version"] for e in marks if "x" in e.values]
-    [0, 32, 64, 99]
+    [32, 64, 96, 99]
     """
     look = Thinner(limit)
     for event in events:
