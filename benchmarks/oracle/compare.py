@@ -22,6 +22,7 @@ from benchmarks.oracle.evaluated import Found, evaluated
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Experiment
 from refsgd.trace import Trace
+from refsgd.trace.schema import json_text
 
 RESULTS = Path(__file__).parent.parent / "results" / "oracle.json"
 
@@ -100,10 +101,10 @@ def section() -> str:
 
 def main() -> None:
     """Compute all rows."""
-    found = [[None if isinstance(value, float) and math.isnan(value) else value for value in astuple(row)]
-             for row in rows(points())]
-    text = ",\n".join(map(json.dumps, found))
-    RESULTS.write_text(f'{{"columns": {json.dumps([f.name for f in fields(Row)])},\n"rows": [\n{text}]}}\n')
+    head, *lines = (json_text(values, indent=None)
+                    for values in ([f.name for f in fields(Row)], *map(astuple, rows(points()))))
+    text = ",\n".join(lines)
+    RESULTS.write_text(f'{{"columns": {head},\n"rows": [\n{text}]}}\n')
 
 
 if __name__ == "__main__":
