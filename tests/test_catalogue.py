@@ -190,12 +190,14 @@ def test_images_of_a_readers_own_problem_are_those_that_it_counts(parts, images)
 
 
 def test_a_readers_own_problem_is_described():
-    result = refsgd.run("bsp", least_squares(describe={"data": "mine"}), workers=2, steps=2, batch=32)
+    result = refsgd.run("bsp", least_squares(describe={"data": "mine"}), workers=2, steps=2)
     assert result.problem == {"data": "mine", "net": "own gradient", "parameters": 3, "bytes": 12, "batch": 1}
     counted = refsgd.run("bsp", least_squares(images=lambda rank, t: np.int64(5)), workers=2, steps=2)
     assert json.loads(json.dumps(counted.problem)) == result.problem | {"data": "own data", "batch": 5}
     assert "own gradient on own data, 3 parameters, batch 1" in refsgd.run(
         "bsp", least_squares(), workers=2, steps=2).summary()
+    with pytest.raises(refsgd.experiment.prepare.Usage, match="^batch 32 with your own problem, which says how many"):
+        refsgd.run("bsp", least_squares(describe={"data": "mine"}), workers=2, steps=2, batch=32)
 
 
 @pytest.mark.parametrize(("images", "said"), [

@@ -237,15 +237,18 @@ def test_a_number_of_an_access_that_nobody_made_takes_no_time(tmp_path):
         refsgd.replay(written(path, rows, sealed=True))
 
 
+@pytest.mark.parametrize(("servers", "reason"), [(10**4, "with {}: it has no servers; expected 1"),
+                                                 (10**9, "; expected at most 10000")])
 @pytest.mark.parametrize("name", ["hogwild", "gosgd"])
-def test_a_number_of_servers_that_an_algorithm_lacks_takes_no_memory(tmp_path, name):
+def test_a_number_of_servers_that_an_algorithm_lacks_takes_no_memory(tmp_path, name, servers, reason):
     """A billion of them once stood for a list as long, of gigabytes."""
     path = tmp_path / "record"
     refsgd.run(name, record=path, data="integers", **RUN)
     rows = [value_of(row) for row in path.read_bytes().splitlines()]
-    rows[0]["arguments"]["servers"] = 10**9
+    rows[0]["arguments"]["servers"] = servers
     tracemalloc.start()
-    refsgd.replay(written(path, rows, sealed=True))
+    with pytest.raises(ReplayError, match=f"line 1: servers {servers} ?{reason.format(name)}$"):
+        refsgd.replay(written(path, rows, sealed=True))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1 << 24
