@@ -142,8 +142,9 @@ def test_stragglers_harm_less_than_in_ssp():
     losses = []
     for deploy in (consgd.consgd, dynsgd.dynsgd, ssp.ssp):
         trace = simulate(deploy(problem, 4, 60, SGD(0.5), staleness=8), machine, observe=1000).trace
-        losses.append(np.mean([problem.loss(e.values["x"]) for e in trace.marks("update")[40:]]))
-    assert losses == sorted(losses)
+        losses.append(np.mean([problem.loss(e.values["x"]) for e in trace.marks("update")[40:]
+                               if "x" in e.values]))  # of updates at one moment the last
+    assert losses[0] < losses[1] < losses[2]
 
 
 @BOTH
