@@ -18,6 +18,7 @@ from refsgd.experiment.advice.budget import Budget, simulated
 from refsgd.experiment.advice.candidates import Candidate, Kind
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.memory import with_sizes
+from refsgd.experiment.options.unused import UNUSED, Placed
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.simulator import Simulator
@@ -271,16 +272,19 @@ def _command(c: Candidate, case: Case, q: Question, e: Experiment) -> str:
              "batch": _batch(c, case), "steps": e.steps, **q.training}
     said = " ".join(f"--{key.replace('_', '-')}" + f" {value}" * (value is not True)
                     for key, value in given.items())
-    return f"refsgd run {c.algorithm} {said} {flags(e.machine, *q.base)}".rstrip()
+    return f"refsgd run {c.algorithm} {said} {_flags(Placed.of(e), *q.base)}".rstrip()
 
 
-def flags(machine: Machine, name: str = "", base: Machine | None = None) -> str:
-    """The machine as flags of the command line, which change `base`, a machine of that name."""
+def _flags(placed: Placed, name: str = "", base: Machine | None = None) -> str:
+    """The machine as flags of the command line, which change `base`, a machine of that name; without those
+    that would change nothing of the run, which refuses them."""
+    machine = placed.machine
     base, found = base or Machine(), [f"--machine {shlex.quote(name)}"] if name else []
     for field in fields(machine):
         value = getattr(machine, field.name)
         alike = field.name == "speeds" and not base.speeds and set(value) == {1.0}
-        if not field.compare or alike or value == getattr(base, field.name):
+        idle = field.name in UNUSED and UNUSED[field.name]
+        if not field.compare or alike or value == getattr(base, field.name) or (idle and idle(placed)):
             continue
         flag = f"--{field.name.replace('_', '-')}"
         found.append(flag if value is True else f"{flag} {shlex.quote(_text(field.name, value) or 'none')}")

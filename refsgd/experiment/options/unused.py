@@ -7,7 +7,7 @@ something.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,24 +25,26 @@ _NO_SERVERS = "it has no servers"
 
 
 class Placed(NamedTuple):
-    """An experiment with its nodes, their hosts and the pairs that may exchange messages."""
+    """An experiment with its nodes and their hosts."""
 
     experiment: Experiment
     deployment: Deployment
     network: Network
-    pairs: Sequence[tuple[str, str]]
 
     @classmethod
     def of(cls, experiment: Experiment) -> Placed:
-        """The nodes of an experiment; where there are servers, workers talk only to them, unless they are
-        stages."""
+        """The nodes of an experiment."""
         deployment = experiment.deploy()
-        role = roles(deployment)
-        facts = experiment.facts
-        apart = "server" in role.values() and not facts.staged and declared(experiment.function)
-        pairs = [] if facts.silent else [(a, b) for a, b in permutations(deployment, 2)
-                                         if not (apart and role[a] == role[b] == "worker")]
-        return cls(experiment, deployment, Network(experiment.machine, deployment), pairs)
+        return cls(experiment, deployment, Network(experiment.machine, deployment))
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """Pairs that may exchange messages; where there are servers, workers talk only to them, unless they
+        are stages."""
+        role, facts = roles(self.deployment), self.experiment.facts
+        apart = self.served and not facts.staged and declared(self.experiment.function)
+        if not facts.silent:
+            yield from ((a, b) for a, b in permutations(self.deployment, 2)
+                        if not (apart and role[a] == role[b] == "worker"))
 
     @property
     def machine(self) -> Machine:
@@ -56,10 +58,10 @@ class Placed(NamedTuple):
 
     def silent(self, what: str) -> str:
         """Why no message passes the links between hosts, or between the nodes of one."""
-        if not self.pairs:
+        if not any(self.pairs()):
             return self.experiment.facts.because[""] if self.experiment.facts.silent else "it has one node"
         host = self.network.host
-        if any((host[a] != host[b]) == (what == "between") for a, b in self.pairs):
+        if any((host[a] != host[b]) == (what == "between") for a, b in self.pairs()):
             return ""
         return ("all nodes that exchange messages are on one host" if what == "between" else
                 "no two nodes that exchange messages share a host")
@@ -68,9 +70,11 @@ class Placed(NamedTuple):
 def _colocated(p: Placed) -> str:
     if not p.served:
         return _NO_SERVERS
-    apart = p.machine.with_(colocated=False)
     rotates = p.experiment.servers == p.experiment.workers
-    same = apart.place(p.deployment) == p.network.host and not rotates
+    try:
+        same = p.machine.with_(colocated=False).place(p.deployment) == p.network.host and not rotates
+    except ValueError:  # the hosts leave out servers, which it places
+        same = False
     return "the hosts of the machine already say where its servers are" if same else ""
 
 
@@ -99,9 +103,10 @@ def _duplex(p: Placed) -> str:
 
 
 def _groups(p: Placed) -> str:
-    group = [p.network.group_of(p.network.host[a]) != p.network.group_of(p.network.host[b])
-             for a, b in p.pairs]
-    return "" if any(group) else p.silent("between") or "all its nodes are in one group"
+    home = {name: p.network.group_of(host) for name, host in p.network.host.items()}
+    if any(home[a] != home[b] for a, b in p.pairs()):
+        return ""
+    return p.silent("between") or "all its nodes are in one group"
 
 
 def _reduction(p: Placed) -> str:
