@@ -58,7 +58,8 @@ def downpour(c: Setting) -> Figures:
     pushes, fetches = -(-c.steps // push) + ((c.steps - 1) % push > 0), -(-c.steps // fetch)
     step: Prediction | None = None
     run, age = step, step
-    if not _busy(c):  # no worker waits for the last push, and no push precedes the first fetch
+    turns = c.workers == c.servers == push == fetch == 1 and not (c.placed or c.machine.colocated)
+    if turns or not _busy(c):  # no worker waits for the last push, and no push precedes the first fetch
         step = lone(c, fetch, 1 / push if math.gcd(fetch, push) == 1 else 0.0)
         run = free(c, step, tail=_latency(c), more=fetches * fetch - c.steps)
         if push == fetch == 1:

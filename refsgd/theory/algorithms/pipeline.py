@@ -75,7 +75,7 @@ def pipedream(c: Setting) -> Figures:
         busy, u = c.times[0].mean, c.own[0]
         step = Prediction(busy + u, "s", "exact", {"compute E[T]": busy, "update": u}, "t_f + t_b + u",
                           "Narayanan et al. 2019")
-    out = _figures(c, p, 1, step)
+    out = _figures(c, p, 1, step, repeat(c, step) if step and depth == 1 else None)
     delays = [depth - 1 if c.options.get("vertical") else depth - 1 - k for k in range(depth)]
     mean = sum(min(delay, b) for delay in delays for b in range(c.steps)) / (depth * c.steps)
     told = "K - 1 - k at stage k, with vertical sync K - 1; less at first", "Narayanan et al. 2019"
