@@ -1,7 +1,10 @@
-"""`refsgd machine`: the machine in words, as a picture without overlaps, and as a file; every preset as deployed."""
+"""`refsgd machine`: the machine in words, as a picture without overlaps, and as a file; every preset."""
 
+import ast
 import itertools
 import json
+import re
+from pathlib import Path
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -121,6 +124,31 @@ def test_presets_say_where_their_figures_come_from_and_run(name):
     assert all(len(found) <= 2 for found in times.values())
     if machine.groups and workers > len(machine.groups[0]):
         assert max(times) == 4 and min(times[4]) > max(times[2])
+
+
+def studied():
+    """Names of presets on which a study runs: arguments of `load_machine`, in which an f-string's fields are one word."""
+    names = set()
+    for path in (Path(__file__).parents[1] / "benchmarks" / "studies").glob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "load_machine":
+                parts = getattr(call.args[0], "values", [call.args[0]])
+                if any(isinstance(part, ast.Constant) for part in parts):  # else the path of a file
+                    words = "".join(re.escape(str(p.value)) if isinstance(p, ast.Constant) else r"\w+" for p in parts)
+                    names |= {name for name in PRESETS if re.fullmatch(words, name)}
+    return names
+
+
+def test_only_a_preset_of_a_study_is_called_as_deployed(capsys):
+    """The studies run on a host for each worker; presets with hosts of several workers are run by readers alone."""
+    assert studied() == {"ipdps21-10g", "ipdps21-56g"}
+    assert main(["list"]) == 0
+    shown = re.findall(r"^  (\S+) +(.*)", capsys.readouterr().out, re.M)
+    assert {*PRESETS} <= {name for name, _ in shown}
+    for name in PRESETS:
+        assert main(["machine", name]) == 0
+        shown.append((name, capsys.readouterr().out))
+    assert {name for name, text in shown if "as deployed" in text} <= studied()
 
 
 SITES = ["--hosts", "cyclic:2", "--groups", "2x1", "--uplink", "20ms,100Mbps", "--compute", "158ms"]

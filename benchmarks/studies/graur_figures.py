@@ -47,7 +47,7 @@ CHAPTER3 = {Key(*key): seconds for key, seconds in {
     (SERVER, "F", "InfiniBand", 16): 0.1,
     ("distributed-replicated", "F", "InfiniBand", 16): 0.1,
     ("collective-allreduce", "F", "InfiniBand", 16): 0.1,
-    ("distributed-allreduce-root", "F", "InfiniBand", 16): 0.1,
+    ("distributed-allreduce-pscpu", "F", "InfiniBand", 16): 0.1,
     ("distributed-replicated", "F+B", "InfiniBand", 24): 0.5,
     ("collective-allreduce", "F+B", "InfiniBand", 24): 0.5, (SERVER, "F+B", "InfiniBand", 24): 0.52}.items()}
 

@@ -80,9 +80,14 @@ def _by_layer(key: Key) -> bool:
     return key.pass_ == "F+B" and "overlap" in ARCHITECTURES[key.strategy].options
 
 
+def _workers(key: Key) -> int:
+    """Nodes that pass batches through the net: a server of its own takes one."""
+    return key.nodes - (key.strategy == "parameter-server" and key.nodes > 1)
+
+
 def _trial(seed: int, key: Key, terms: bool) -> Trial:
-    how, own = ARCHITECTURES[key.strategy], key.strategy == "parameter-server" and key.nodes > 1
-    common: dict[str, Any] = {"net": published.NET, "data": "none", "workers": key.nodes - own,
+    how = ARCHITECTURES[key.strategy]
+    common: dict[str, Any] = {"net": published.NET, "data": "none", "workers": _workers(key),
                               "batch": key.batch, "steps": steps(key),
                               "machine": (graur_terms.implemented if terms else graur_terms.by_messages)(key),
                               "seed": seed}
@@ -93,16 +98,16 @@ def _trial(seed: int, key: Key, terms: bool) -> Trial:
     return Trial("independent", common, look=traffic)
 
 
-def rate(seen: Seen) -> float:
-    """Images per second of all workers."""
-    return float(seen.measured["images_per_second"])
+def rate(key: Key, seen: Seen) -> float:
+    """Images per second that pass through the net, whether or not gradients are applied."""
+    return _workers(key) * key.batch * steps(key) / float(seen.measured["seconds"])
 
 
 def rates(lab: Lab, keys: Iterable[Key], *, terms: bool = False) -> dict[Key, float]:
     """Images per second of experiments."""
     keys = list(dict.fromkeys(keys))
     found = runs(lab, [key for key in keys if not (_by_layer(key) and key.nodes > SIMULATED)], terms=terms)
-    return {key: rate(found[key]) if key in found else by_formula(lab, key, terms) for key in keys}
+    return {key: rate(key, found[key]) if key in found else by_formula(lab, key, terms) for key in keys}
 
 
 def by_formula(lab: Lab, key: Key, terms: bool = False) -> float:

@@ -21,7 +21,7 @@ _machine: Any = Machine  # which also reads text
 UNTIMED = "no compute time is given: add --compute"
 GRAUR = "Graur 2019: DAS-5, {}; ResNet-50, batch 32, 8.8 s a step on one node; latency assumed {}"
 KO = f"Ko et al. 2021: 24 Titan V, {{}}; latency assumed {{}}; {UNTIMED}"
-KO_HOSTS = ("Ko et al. 2021, as deployed: {} machines, assumed four of the 24 Titan V in each, on PCIe 3.0 "
+KO_HOSTS = ("Ko et al. 2021: {} machines, assumed four of the 24 Titan V in each, on PCIe 3.0 "
             f"x16 (16 GB/s, latency assumed 10 us); {{}}, latency assumed {{}}; {UNTIMED}")
 JIA = ("Jia et al. 2020: virtual machines on one host, each with a server and workers whose gradients use "
        "all its processors; 10 ms is the first point of their latency sweep, bandwidth assumed; " + UNTIMED)
@@ -53,8 +53,8 @@ PRESETS = {
     "ipccc20-vm": Preset(_machine(None, "10ms", "10Gbps", colocated=True, cores=1), JIA),
     "ipccc20-4vm": Preset(
         _machine(None, "10ms", "10Gbps", hosts="cyclic:4", cores=1),
-        f"{JIA}; as deployed (Fig. 6): workers and servers assigned in turn to four machines, two workers "
-        "and a server on each with --workers 8 --servers 4"),
+        f"{JIA}; workers and servers assigned in turn to four machines (Fig. 6), two workers and a server on "
+        "each with --workers 8 --servers 4"),
     "wan-6x4": Preset(
         _machine(None, "0.1ms", "1Gbps", hosts="cyclic:24", groups="6x4", uplink="50ms,67Mbps"),
         "six sites of four hosts: between sites a fifteenth of the bandwidth within, the mean that Hsieh et "

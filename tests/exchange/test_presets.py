@@ -47,6 +47,38 @@ def test_a_preset_asks_of_the_machine_what_its_name_says():
         assert f"--collective {collective} --overlap backward" in expanded("horovod", *flags)
 
 
+@pytest.mark.parametrize("name, central", [
+    *((name, True) for name in ("parameter-server", "parameter-server-collocated", "distributed-replicated",
+                                "distributed-allreduce-pscpu")),
+    *((name, False) for name in ("distributed-allreduce-ringx1", "collective-allreduce", "caffe2"))])
+def test_central_architectures_grow_with_the_workers_and_gain_from_bandwidth(name, central):
+    """Graur 2019, section 5.4.2, with his batches of 128 on ResNet-50, 1 Gbps and 56 Gbps: one node sends all workers
+    the model or the mean, so its bytes and the time grow with the workers; a ring's stay below two vectors a node."""
+    how, size, busiest, seconds = ARCHITECTURES[name], 102e6, {}, {}
+    for n, bandwidth in ((4, 125e6), (16, 125e6), (16, 7e9)):
+        machine = refsgd.Machine(compute="fixed(25)", latency=1e-5, bandwidth=bandwidth, **how.fields(n))
+        found = refsgd.run(how.algorithm, net=f"shapes:{size / 4:.0f}", data="none", workers=n, steps=2, evaluations=0,
+                           machine=machine, **how.options).measured
+        busiest[n], seconds[n, bandwidth] = max(found["bytes_sent"].values()) / 2, found["seconds_per_iteration"]
+    grown, gained = seconds[16, 125e6] / seconds[4, 125e6], seconds[16, 125e6] / seconds[16, 7e9]
+    if central:
+        assert all((n - 1) * size <= busiest[n] <= n * size for n in busiest)
+        assert grown > 1.4 and gained > 1.4
+    else:
+        assert all(busiest[n] == pytest.approx(2 * (n - 1) / n * size) for n in busiest)
+        assert grown < 1.1 and gained < 1.1
+
+
+def test_pscpu_gathers_at_one_worker_and_sends_the_mean_to_the_others():
+    """2 (n-1) M/B beside computing, where the collective of this name, with a part for each worker, takes 2 (n-1)/n M/B."""
+    machine, how = refsgd.Machine(compute="1s", bandwidth=1e8), ARCHITECTURES["distributed-allreduce-pscpu"]
+    for n in (2, 5, 8):
+        found = refsgd.run(how.algorithm, net="shapes:25000000", data="none", workers=n, steps=1, evaluations=0,
+                           machine=machine, **how.options).measured
+        assert found["seconds"] == pytest.approx(1 + 2 * (n - 1))
+        assert found["bytes_sent"] == {"peer0": (n - 1) * 1e8, **{f"peer{i}": 1e8 for i in range(1, n)}}
+
+
 def test_horovod_crosses_between_hosts_less_often_where_they_have_several_devices():
     """8 workers on 4 hosts: the leaders' ring has 2 x 3 steps instead of 2 x 7."""
     machine = refsgd.Machine(compute="fixed(0.03)", latency=1e-3, bandwidth=1e9, hosts="4x2", inside="1us,12GB/s")

@@ -40,7 +40,7 @@ def test_the_terms_of_a_server_by_formula_and_by_simulation(key):
     """Within the first and the last of 15 steps; a slow machine that is answered first would hide behind
     the others' transfers."""
     ((_, seen),) = runs(Lab(quick=True), [key], terms=True).items()
-    assert key.batch / rate(seen) == pytest.approx(published.implemented(*key[1:3], key.batch, key.nodes),
+    assert key.batch / rate(key, seen) == pytest.approx(published.implemented(*key[1:3], key.batch, key.nodes),
                                                    rel=0.05)
     machine = graur_terms.implemented(key)
     assert machine.speeds == ((1.0,) * (key.nodes - 1) + (1 / published.SLOW,) if key.nodes > 16 else ())
@@ -60,7 +60,7 @@ def test_crowded_processors_are_fitted_forward_and_tested_with_training():
     fitted = graur_terms.CROWDED * 0.5 / 2
     assert fitted == pytest.approx(CHAPTER3[Key("caffe2", "F", "Ethernet", 2)])
     keys = [Key("caffe2", "F+B", link, 2) for link in published.LINKS]
-    found = {key.link: 32 / rate(seen) for key, seen in runs(Lab(quick=True), keys, terms=True).items()}
+    found = {key.link: 32 / rate(key, seen) for key, seen in runs(Lab(quick=True), keys, terms=True).items()}
     assert all(abs(seconds / CHAPTER3[Key("caffe2", "F+B", "Ethernet", 2)] - 1) < 0.25
                for seconds in found.values())
     assert found["Ethernet"] < 1.1 * found["InfiniBand"]
@@ -73,9 +73,9 @@ def test_collective_allreduce_hides_its_ring_at_the_link_s_bandwidth():
     assert graur_terms.implemented(key) == graur_terms.by_messages(key)
     assert graur_terms.by_messages(key).bandwidth == 125e6
     ((_, seen),) = runs(Lab(quick=True), [key]).items()
-    assert rate(seen) == pytest.approx(32 / published.overlapped(32, 4), rel=1e-9)
+    assert rate(key, seen) == pytest.approx(32 / published.overlapped(32, 4), rel=1e-9)
     computing, ring = published.alone("F+B", 32), 1.5 * published.RESNET50 / 125e6
-    assert 0 < 4 * 32 / rate(seen) - computing < 0.01 * ring
+    assert 0 < 4 * 32 / rate(key, seen) - computing < 0.01 * ring
     assert published.overlapped(32, 16) == pytest.approx(CHAPTER3[key._replace(nodes=16)], rel=0.03)
     assert published.ringed(32, 16) > 1.15 * CHAPTER3[key._replace(nodes=16)]
 
@@ -86,7 +86,7 @@ def test_the_formula_stands_for_runs_of_many_nodes(strategy, monkeypatch):
     monkeypatch.setattr(published, "WITHOUT_SLOW", 4)
     key = Key(strategy, "F+B", "Ethernet", 5)
     ((_, seen),) = runs(Lab(quick=True), [key], terms=True).items()
-    assert by_formula(Lab(quick=True), key, terms=True) == pytest.approx(rate(seen), rel=1e-4)
+    assert by_formula(Lab(quick=True), key, terms=True) == pytest.approx(rate(key, seen), rel=1e-4)
 
 
 def test_one_session_does_everything_in_turn():

@@ -48,10 +48,9 @@ ARCHITECTURES = {
         "bsp", {"servers": 1, "layout": "layers", "overlap": "backward"},
         "copies on the workers; the server renews each layer during the backward pass, so that a "
         "forward pass needs no network", True),
-    "distributed-allreduce-pscpu": Architecture("allreduce", {"collective": "pscpu"},
-                                                "parts reduced by workers in turn"),
-    "distributed-allreduce-root": Architecture("allreduce", {"collective": "root"},
-                                               "everything reduced by one worker"),
+    # the collective `pscpu` is another: it gives each worker a part to reduce, as tf_cnn_benchmarks can
+    "distributed-allreduce-pscpu": Architecture("allreduce", {"collective": "root"},
+                                                "one worker's processor gathers and averages all gradients"),
     "distributed-allreduce-ringx1": Architecture("allreduce", {"collective": "ring"},
                                                  "one ring after the backward pass"),
     "distributed-allreduce-ringx2": Architecture("allreduce", {"collective": "rings", "rings": 2},
