@@ -327,6 +327,9 @@ def test_a_result_is_refused_by_its_field(result):
     value = json.loads(result.to_json())
     wrong = {"loss": ([], r'loss is \[\]; expected a number, null, "inf" or "-inf"'),
              "history": ([[1]], r"history\[0\] is \[1\]; expected a list of")}
+    for part in ({"samples": None}, {"samples": {"test": 1}}, {"batches": 8}, {"batches": [None]}):
+        with pytest.raises(ValueError, match=r"result: problem is .*; expected an object, in which samples"):
+            Result.from_json(json.dumps(value | {"problem": value["problem"] | part}))
     for name, (other, says) in wrong.items():
         with pytest.raises(ValueError, match=f"result: {says}"):
             Result.from_json(json.dumps(value | {name: other}))

@@ -31,9 +31,13 @@ _REALS = Kind("an object of numbers",
               lambda value: isinstance(value, dict) and all(map(_REAL.fits, value.values())))
 _ACCURACY = Kind("an object with the numbers test and train, or an empty one",
                  lambda value: _REALS.fits(value) and {*value} - {"validation"} in ({"test", "train"}, set()))
+_PROBLEM = Kind("an object, in which samples, if any, are an object of texts and batches a list of numbers",
+                lambda value: OBJECT.fits(value)
+                and OBJECT.fits(samples := value.get("samples", {})) and all(map(TEXT.fits, samples.values()))
+                and isinstance(batches := value.get("batches", []), list) and all(map(NUMBER.fits, batches)))
 #: of a result read from JSON: what summaries, tables and pictures rely on
 SCHEMA: dict[str, Any] = {
-    "algorithm": TEXT, "options": OBJECT, "problem": OBJECT, "machine": OBJECT, "runtime": TEXT,
+    "algorithm": TEXT, "options": OBJECT, "problem": _PROBLEM, "machine": OBJECT, "runtime": TEXT,
     **dict.fromkeys(("workers", "servers", "steps", "seed"), COUNT), "predicted": OBJECT,
     "history": [Row(dict.fromkeys(("seconds", "updates", "images", "loss", "accuracy"), _FINITE))],
     "accuracy": _ACCURACY, "loss": _FINITE, "consensus_distance": _FINITE,
