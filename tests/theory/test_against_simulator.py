@@ -153,8 +153,8 @@ def errors(name, n, k, options, compute, latency, bandwidth, update, colocated=F
     p, runs = table(name, machine, n, k, 60, **options), traces(name, machine, n, k, 60,
                                                                 1 if compute.startswith("fixed") else 3,
                                                                 **options)
-    if p.open:  # pushes and answers meet on links
-        assert {"seconds", "idle_ratio"} <= p.open and colocated
+    if "seconds" in p.open:  # pushes and answers meet on links
+        assert "idle_ratio" in p.open and colocated
         return {}
     out = {"seconds": p["seconds"].value / np.mean([t.seconds for t in runs]) - 1,
            "idle": p["idle_ratio"].value - np.mean([t.idle_ratio for t in runs])}
@@ -181,14 +181,13 @@ def test_largest_errors_of_the_approximations(name, options):
     assert worst["seconds"] <= 0.07 and worst["idle"] <= 0.03 and worst["staleness"] <= 0.07, worst
 
 
-@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("n,k", mostly_slow([(4, 1), (4, 4), (6, 2)], (4, 4)))
 @pytest.mark.parametrize("name,options", [("bsp", {}), ("asp", {}), ("ssp", {"staleness": 1})])
 def test_colocated_servers_are_within_9_percent(name, options, n, k):
     for compute in ("fixed(0.02)", "exponential(0.02)"):
         for bandwidth in (math.inf, 1e6):
             found = errors(name, n, k, options, compute, 0.001, bandwidth, 0.0, colocated=True)
-            assert found or n * k == 24 or not math.isinf(bandwidth) or (name == "ssp" and k > 1)
+            assert found or not math.isinf(bandwidth) or (name == "bsp" and 1 < k < n)  # simulated
             assert abs(found.get("seconds", 0.0)) <= 0.09, (compute, bandwidth, found)
 
 
