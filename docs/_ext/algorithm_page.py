@@ -387,7 +387,7 @@ class Check(Run):
         experiment = prepare(name, problem, workers=workers, servers=o.get("servers", 1), steps=steps,
                              lr=o.get("lr", 0.001), machine=machine,
                              seed=o.get("seed", 0), **own)
-        predicted = experiment.predictions()
+        predicted = experiment.formulas()
         trace = simulate(experiment.deploy, machine, o.get("seed", 0)).trace
         measured = measured_figures(trace)
         wanted = o.get("figures", " ".join(FIGURES)).split()
