@@ -146,12 +146,12 @@ def test_random_times(name, n, k, options, compute):
                                  else "approximation" if name == "asp" else "numerical")
 
 
-def errors(name, n, k, options, compute, latency, bandwidth, update, colocated=False):
-    """Relative errors of seconds and staleness, absolute of idleness, against three runs."""
+def errors(name, n, k, options, compute, latency, bandwidth, update, colocated=False, seeds=3):
+    """Relative errors of seconds and staleness, absolute of idleness, against some runs."""
     machine = Machine(compute=compute, latency=latency, bandwidth=bandwidth, update=update,
                       colocated=colocated)
     p, runs = table(name, machine, n, k, 60, **options), traces(name, machine, n, k, 60,
-                                                                1 if compute.startswith("fixed") else 3,
+                                                                1 if compute.startswith("fixed") else seeds,
                                                                 **options)
     if "seconds" in p.open:  # pushes and answers meet on links
         assert "idle_ratio" in p.open and colocated
@@ -170,13 +170,14 @@ def errors(name, n, k, options, compute, latency, bandwidth, update, colocated=F
 def test_largest_errors_of_the_approximations(name, options):
     """n = 4 and 6, links busy from 15 to 120 %: seconds within 7 %, idle within 0.03, staleness within 7 %.
 
-    Of these, up to 4 % is the noise of the runs themselves.
+    Of these, up to 2 % is the noise of the runs themselves.
     """
     worst = {"seconds": 0.0, "idle": 0.0, "staleness": 0.0}
     for n, k in ((4, 1), (6, 2)):
         for compute in ("exponential(0.02)", "uniform(0.01,0.03)"):
             for bandwidth, update in ((1e6, 0.0), (1e6, 0.003), (2e5, 0.0)):
-                for key, error in errors(name, n, k, options, compute, 0.001, bandwidth, update).items():
+                for key, error in errors(name, n, k, options, compute, 0.001, bandwidth, update,
+                                         seeds=10).items():
                     worst[key] = max(worst[key], abs(error))
     assert worst["seconds"] <= 0.07 and worst["idle"] <= 0.03 and worst["staleness"] <= 0.07, worst
 
