@@ -536,6 +536,7 @@ def test_a_repeated_frame_ends_the_run():
         del processes.TRANSPORTS["repeats"]
 
 
+@pytest.mark.alone  # the other caller comes 0.3 s after the patience has ended
 def test_a_caller_that_dawdles_is_dropped_and_others_are_served(monkeypatch, caplog):
     """One byte a time, slower than the patience of the called side."""
     monkeypatch.setattr(tcp, "CALL", 0.3)
