@@ -157,7 +157,8 @@ def declare(facts: Facts | Callable[[Options], Facts], **changes: Any) -> Callab
         A decorator, which returns the function itself.
     """
     def mark(function: Function) -> Function:
-        function.facts = replace(facts, **changes) if isinstance(facts, Facts) else facts  # type: ignore[attr-defined]
+        own = replace(facts, **changes) if isinstance(facts, Facts) else facts
+        function.facts = own  # type: ignore[attr-defined]
         return function
     return mark
 
