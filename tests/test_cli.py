@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -485,3 +486,12 @@ def test_no_option_of_an_algorithm_is_an_option_of_its_machine_or_run():
     build_parser()
     for function in CATALOGUE.values():
         assert not {f.name for f in fields(Machine)} & options_of(function).keys(), function
+
+
+def test_a_quiet_command_leaves_the_loggers_of_its_process_as_they_were(capsys):
+    """A notebook that calls `main` still hears of refused connections afterwards."""
+    log = logging.getLogger("refsgd.tcp")
+    level = log.level
+    assert main(["run", "bsp", *SMALL]) == 0
+    assert main(["run", "no-such", "--quiet"]) == 2
+    assert log.level == level

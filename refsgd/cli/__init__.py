@@ -104,12 +104,14 @@ def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
 def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
     from refsgd.problems.data import DataError
 
+    tcp = logging.getLogger("refsgd.tcp")
+    level = tcp.level
     try:
         args = parse()
         warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(
             f"refsgd: warning: {message}\n")  # type: ignore[assignment]
-        quiet = getattr(args, "quiet", False)
-        logging.getLogger("refsgd.tcp").setLevel(logging.ERROR if quiet else logging.NOTSET)
+        if getattr(args, "quiet", False):
+            tcp.setLevel(logging.ERROR)
         check_outputs(args)
         check_address_space()
         args.do(args)
@@ -127,6 +129,8 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
         said = str(error) if isinstance(error, known) else _unexpected(error)
         sys.stderr.write(", ".join([f"refsgd: {said}", *getattr(error, "__notes__", ())]) + "\n")
         return 2 if isinstance(error, Usage) else 1
+    finally:
+        tcp.setLevel(level)  # the caller's process goes on
 
 
 def _unexpected(error: Exception) -> str:

@@ -44,6 +44,7 @@ def kept():
     log.setLevel(logging.INFO)
     yield handler
     log.removeHandler(handler)
+    log.setLevel(logging.NOTSET)
 
 
 def chatty(count):
