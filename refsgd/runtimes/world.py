@@ -290,7 +290,9 @@ class World(Engine):
 
     def trace(self) -> Trace:
         """The trace so far; times count events."""
-        return Trace(self.events, self.nodes, self.now, roles=self.roles)
+        inboxes = {(m.src, node, m.number): m.arrival for node, box in self.mailboxes.items()
+                   for m in box.envelopes}
+        return Trace(self.events, self.nodes, self.now, roles=self.roles, inboxes=inboxes)
 
     def run(self) -> Run:
         """The finished run, with step numbers for times."""

@@ -65,6 +65,8 @@ class Trace:
         The host of each node, if `links` is kept; else empty.
     shared_links : mapping of int to str
         Names of those of `links` that several nodes or hosts share, by index.
+    inboxes : mapping of (str, str, int) to float, optional
+        Arrival of each message in an inbox, by sender, receiver and number; estimated if not given.
     """
 
     events: list[Event]
@@ -78,6 +80,7 @@ class Trace:
     wires: Mapping[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)
     shared_links: Mapping[int, str] = field(default_factory=dict)
+    inboxes: Mapping[tuple[str, str, int], float] | None = None
 
     def wire(self, src: str, to: str) -> tuple[float, float]:
         """Latency and bandwidth between two nodes; 0 and inf if unpaced.

@@ -13,8 +13,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.server import bsp
 from refsgd.cluster.machine import Machine
 from refsgd.display.player.listing import colour, listing, title
-from refsgd.display.player.states import States, follow
-from refsgd.display.player.tape import Tape
+from refsgd.display.player.states import follow
 from refsgd.display.player.why import Why
 from refsgd.effects import Compute, Node, Recv, Send
 from refsgd.experiment.result import Result
@@ -94,20 +93,6 @@ def test_waiting_is_explained_by_cause_and_by_whom():
     busy = sum(b - a for p, a, b, work, *_ in found.data["computing"] if work == "gradient")
     assert spent + busy <= 3 * found.data["end"] * (1 + 1e-9)
     assert busy / (3 * found.trace.seconds) == pytest.approx(1 - found.trace.idle_ratio)
-
-
-@pytest.mark.parametrize("machine", [
-    Machine(compute="lognormal(0.02,0.5)", latency=0.002, bandwidth=1e5, update="fixed(0.001)"),
-    Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e6, speeds=(1, 1, 0.25))], ids=["slow link", "uneven"])
-@pytest.mark.parametrize("algorithm", [name for name in CATALOGUE if name != "sequential"])
-def test_page_and_metrics_name_the_same_causes(algorithm, machine):
-    """Also after a worker's end."""
-    result = refsgd.run(algorithm, data="quadratic", workers=3, steps=4, machine=machine, evaluations=0)
-    trace = result.trace
-    shown = Tape(trace, States(trace, 0, len(trace.events)), 0, len(trace.events), "s").to_json()
-    for cause, share in result.measured["idle_by_cause"].items():
-        spent = sum(b - a for p, a, b, c, _ in shown["waiting"] if c >= 0 and shown["causes"][c] == cause)
-        assert spent == pytest.approx(share * 3 * trace.seconds, abs=1e-6 * trace.seconds), cause
 
 
 def test_pieces_of_a_gradient_and_codecs_have_their_words():

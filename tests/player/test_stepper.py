@@ -198,7 +198,7 @@ def test_a_wait_is_explained_at_each_of_its_stages():
     gate = line_of("ready = [w for w in clock if w in waiting and clock[w] <= slowest + staleness]")
     assert why() == (
         "worker0 waits: server0 holds the answer to Push#0 back (clock {worker0: 1, worker1: 0}, slowest 0, "
-                     f"staleness 0), while Push#0 of worker1 is on the wire; ssp_gate.py:{gate}")
+                     f"staleness 0), while Push#0 of worker1 to server0 is on the wire; ssp_gate.py:{gate}")
     while "server0 sends Model to worker0" not in s.actions():
         s.step()
     why(then="server0 sends Model to worker0")
@@ -302,7 +302,7 @@ def test_a_program_without_source_is_explained_without_its_line():
 
     s = Stepper(deploy, workers=2, steps=1).run_until("receive")
     assert s.where()[
-        0].why == "worker0 waits: server0 has its Push#0 and does not answer yet, while Push#0 of worker1 is on the wire; <string>:3"
+        0].why == "worker0 waits: server0 has its Push#0 and does not answer yet, while Push#0 of worker1 to server0 is on the wire; <string>:3"
     assert "<string>:3" in repr(s.where()) and s.source(
         "server0") == "server0 in serve, whose source cannot be read"
 

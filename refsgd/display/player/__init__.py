@@ -45,12 +45,11 @@ def _window(trace: Trace, events: tuple[int, int] | None, limit: int) -> tuple[i
 
 def player_html(trace: Trace, factory: Factory | None = None, *, name: str = "run", unit: str = "s",
                 events: tuple[int, int] | None = None, limit: int = LIMIT, at_end: bool = False,
-                actions: Sequence[tuple[str, str]] | None = None,
-                arrivals: Mapping[tuple[str, str, int], float] | None = None) -> str:
+                actions: Sequence[tuple[str, str]] | None = None) -> str:
     """A run as one HTML page."""
     first, last = _window(trace, events, limit)
     states = follow(trace, factory, first, last)
-    data = Tape(trace, states, first, last, unit, arrivals).to_json()
+    data = Tape(trace, states, first, last, unit).to_json()
     data |= {"name": name, "atEnd": at_end, "actions": actions, "files": [title(f) for f in states.files]}
     source = "".join(listing(i, f, functions) for i, (f, functions) in enumerate(states.files.items()))
     if states.note:

@@ -17,8 +17,8 @@ from refsgd.runtimes import replay
 from refsgd.runtimes.programs import describe, frames, local_values
 from refsgd.runtimes.world import BEGIN, Action, World
 from refsgd.trace import Computed, Trace
+from refsgd.trace.waiting import Pending, Program
 
-Program = tuple[str, int]  #: node, number of its program
 MOST = 12  #: shown entries of a container; strings have four times as many characters
 FIRST = ("t", "c", "clock", "version", "slowest", "waiting")  #: local variables that come first
 ENDED = ("returned", "died")  #: how a program has ended
@@ -91,9 +91,7 @@ class Stand(NamedTuple):
 
     place: int  #: number of the place; -1: the program has ended
     says: str
-    kinds: tuple[str, ...] = ()  #: at a `Recv`: classes of messages, and the sender
-    src: str | None = None
-    work: str = ""  #: the kind of its `Compute`
+    pending: Pending = Pending()
 
 
 class States:
@@ -111,7 +109,6 @@ class States:
         self.locals: dict[Program, dict[str, list[tuple[int, str | None]]]] = defaultdict(dict)
         self.names: dict[Program, str] = {}
         self.bodies: dict[int, str] = {}  # bodies of messages, by the event that sent them
-        self.pending: dict[Program, Any] = {}  # the effect for which each program waits at the end
         self.note = ""  # why the lines are missing
         # numbers of places, each a stack of frames, and of the events of each node and program
         self._number: dict[tuple[tuple[str, int], ...], int] = {}
@@ -140,7 +137,6 @@ class States:
     def _look(self, key: Program, k: int, program: Any, effect: Any, end: str) -> None:
         alive = [f for f in frames(program) if f.gi_frame is not None and f.gi_code is not RECEIVES]
         self.names.setdefault(key, getattr(program, "__name__", "program"))
-        self.pending[key] = effect
         own = self._of_program.get(key, [])
         at = bisect_left(own, k)
         if isinstance(effect, Send) and at < len(own):
@@ -154,13 +150,12 @@ class States:
                     values[name] = text
         where = tuple((f.gi_code.co_filename, f.gi_frame.f_lineno) for f in alive)
         place = self._number.setdefault(where, len(self._number)) if alive else -1
-        receives = type(effect) is Recv and alive
-        waits = (tuple(kind.__name__ for kind in effect.kinds), effect.src) if receives else ()
-        k = max(k, self.first)
-        stand = Stand(place, waits_for(effect) if alive else end, *waits)
-        if type(effect) is Compute and alive:
-            stand = stand._replace(work=effect.kind)
-        _put(self.stands[key], k, stand)
+        pending, k = Pending(), max(k, self.first)
+        if type(effect) is Recv and alive:
+            pending = Pending(kinds=tuple(kind.__name__ for kind in effect.kinds), src=effect.src)
+        elif type(effect) is Compute and alive:
+            pending = Pending(effect.kind)
+        _put(self.stands[key], k, Stand(place, waits_for(effect) if alive else end, pending))
         column = self.locals[key]
         for name in [*column, *(name for name in values if name not in column)]:
             _put(column.setdefault(name, []), k, values.get(name))
@@ -180,16 +175,11 @@ def _put(column: list[tuple[int, Any]], k: int, value: Any) -> None:
         column.append((k, value))
 
 
-def what(effect: Compute) -> str:
-    """The kind of a computation, or the piece of a gradient."""
-    return Computed(0.0, "", 0, 0.0, effect.kind, piece=effect.piece).what
-
-
 def waits_for(effect: Any) -> str:
     """What a program does, or for what it waits, as text."""
     match effect:
         case Compute():
-            return f"computes: {what(effect)}"
+            return f"computes: {Computed(0.0, '', 0, 0.0, effect.kind, piece=effect.piece).what}"
         case Send():
             return f"sends {type(effect.body).__name__} to {effect.to}"
         case Poll():  # also a `Recv`

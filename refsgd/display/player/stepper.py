@@ -234,7 +234,7 @@ class Stepper:
         """Each program's line, the effect it waits for, its local variables, and a sentence (`why`) on what
         it does or why it waits."""
         now, tasks = len(self.events), self.world.all_tasks
-        why = Why(self.trace(), follow(self.trace(), self.deploy, 0, now), self._arrived())
+        why = Why(self.trace(), follow(self.trace(), self.deploy, 0, now))
         return Places(w._replace(why=why.sentence(w.node, w.program, now) if task.effect is not BEGIN
                                  else f"{called(w.node, w.program)} has not begun")
                       for w, task in zip(self.world.where(), tasks))
@@ -254,11 +254,6 @@ class Stepper:
                  for n, line in enumerate(text[first - 1:w.line + around], first)]
         return "\n".join([f"{called(*key)} in {w.function}{note}", *lines])
 
-    def _arrived(self) -> dict[tuple[str, str, int], float]:
-        """Arrival times of the messages in inboxes."""
-        return {(m.src, node, m.number): m.arrival for node, box in self.world.mailboxes.items()
-                for m in box.envelopes}
-
     def diagram(self) -> str:
         """The events so far as text, with a column per node."""
         return diagram(self.world.events, self.world.nodes)
@@ -273,7 +268,7 @@ class Stepper:
         if self.deadlock:
             actions = [(".back()", f"nothing: {self.deadlock}")]
         page = player_html(self.trace(), self.deploy, name=self.name, unit="steps", at_end=True,
-                           actions=actions, arrivals=self._arrived(), limit=max(1, len(self.world.events)))
+                           actions=actions, limit=max(1, len(self.world.events)))
         found = Player(page)
         if path is not None:
             found.save(path)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from refsgd.display.player.states import Program, States, rank, what
+from refsgd.display.player.states import States, rank
 from refsgd.display.player.why import Reason, Why
-from refsgd.effects import Compute, Recv
 from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Received, Sent, Trace
 from refsgd.trace.diagram import words
-from refsgd.trace.waiting import Wait, waits
+from refsgd.trace.waiting import UNANSWERED, Program, Wait, waits
 
 #: causes of waiting, explained
 WHY = {
@@ -26,20 +24,20 @@ WHY = {
     "update": "the update with its own gradient is being computed",
     "codec": "its own gradient is being encoded or decoded",
 }
-OPEN = "not answered"  #: cause of a wait that has no end in the trace
+ALL = [*CAUSES, UNANSWERED]
 
 
 class Tape:
     """The page's data for the events from `first` to `last` - 1.
 
-    Position k is the moment after k events of the trace; in the JSON, positions count from `first`.  Without
-    `arrivals` the arrival of a message that no program took is estimated.
+    Position k is the moment after k events of the trace; in the JSON, positions count from `first`.
     """
 
-    def __init__(self, trace: Trace, states: States, first: int, last: int, unit: str,
-                 arrivals: Mapping[tuple[str, str, int], float] | None = None) -> None:
+    def __init__(self, trace: Trace, states: States, first: int, last: int, unit: str) -> None:
         self.trace, self.states, self.first, self.last, self.unit = trace, states, first, last, unit
-        self.why = Why(trace, states, arrivals)
+        # what each program does at the end of the run, if the window reaches that
+        self.ends = {key: column[-1][1] for key, column in states.stands.items() if last == len(trace.events)}
+        self.why = Why(trace, states)
         self.events = trace.events[first:last]
         self.start = trace.events[first - 1].time if first else 0.0
         self.end = self.events[-1].time if self.events else 0.0
@@ -59,7 +57,7 @@ class Tape:
 
     def _before(self, key: Program, i: int) -> int:
         """The position in the trace after a program's last event before event i."""
-        own = self.why.of.get(key, [])
+        own = self.why.history.of.get(key, [])
         at = bisect_left(own, i)
         return own[at - 1] + 1 if at else 0
 
@@ -69,11 +67,9 @@ class Tape:
 
     def to_json(self) -> dict[str, Any]:
         """All data of the page."""
-        # Where time counts steps, a time in which the node has no event is no wait; one that has not ended is
-        # explained by its stages.
-        since = {key[0]: since for key, since in self._open(Recv) if self._works(key)}
-        pieces = [w for w in waits(self.trace) if w.message or w.cause != "straggling" or (
-            self.unit != "steps" and w.end <= since.get(w.worker, w.end))]
+        # where time counts steps, a time in which the node has no event is no wait
+        pieces = [w for w in waits(self.trace, {key: stand.pending for key, stand in self.ends.items()})
+                  if w.message or w.cause != "straggling" or self.unit != "steps"]
         return {
             "unit": self.unit, "first": self.first, "total": len(self.trace.events),
             "start": _time(self.start), "end": _time(self.end),
@@ -83,7 +79,7 @@ class Tape:
             "events": [[self.number[e.node, e.program], kind_of(e), _said(e)] for e in self.events],
             "places": self.states.places, "note": self.states.note,
             "computing": self._computing(), "waiting": self._waiting(pieces), "blocks": self._blocks(pieces),
-            "messages": self._messages(), "causes": [*CAUSES, OPEN], "why": WHY, **self._ages(),
+            "messages": self._messages(), "causes": ALL, "why": WHY, **self._ages(),
             **self._counts(), "stops": self._stops(), "base": self._base(pieces),
         }
 
@@ -114,11 +110,6 @@ class Tape:
                     found[key].append((k, reason))
         return found
 
-    def _stretches(self, key: Program) -> Iterable[tuple[int, int, Reason | None]]:
-        """A program's intervals of positions, each with the reason why it waits."""
-        column = [*self.reasons[key], (self.last + 1, None)]
-        return ((k, until, reason) for (k, reason), (until, _) in pairwise(column))
-
     # -- the diagram ---------------------------------------------------------------------------------------
 
     def _computing(self) -> list[list[Any]]:
@@ -127,43 +118,26 @@ class Tape:
                 self._after(i), e.what]
                for i, e in enumerate(self.trace.events) if isinstance(e, Computed)
                and e.time >= self.start and e.start <= self.end and e.time > e.start]
-        return out + [[self.number[key], *self._clipped(since, self.end), self.states.pending[key].kind, -1,
-                       what(self.states.pending[key])] for key, since in self._open(Compute)
-                      if since < self.end]
-
-    def _open(self, kind: type) -> list[tuple[Program, float]]:
-        """Programs that wait for an effect of this kind at the end of the trace, and since when."""
-        if self.last < len(self.trace.events):
-            return []
-        return [(key, self._time_at(self._before(key, self.last)))
-                for key, effect in self.states.pending.items() if type(effect) is kind]
+        for key, stand in self.ends.items():
+            since, work = self._time_at(self._before(key, self.last)), stand.pending.work
+            if work and since < self.end:
+                out.append([self.number[key], *self._clipped(since, self.end), work, -1,
+                            stand.says.removeprefix("computes: ")])
+        return out
 
     def _waiting(self, pieces: list[Wait]) -> list[list[Any]]:
         """Every wait in the window, in pieces: [program, start, end, cause, position at its end]."""
-        out: list[list[Any]] = []
-
-        def add(key: Program, a: float, b: float, cause: int, k: int) -> None:
-            if min(b, self.end) > max(a, self.start):
-                out.append([self.number[key], *self._clipped(a, b), cause, k])
-
-        for w in pieces:
-            add((w.worker, 0), w.start, w.end, CAUSES.index(w.cause), self._after(self._taken(w)))
-        for key, since in self._open(Recv):
-            for k, until, reason in self._stretches(key) if self._works(key) else ():
-                cause = CAUSES.index(reason.cause) if reason and reason.cause else len(CAUSES)
-                add(key, max(since, self._time_at(k)), self._time_at(until), cause, -1)
-        for i, e in enumerate(self.trace.events):  # servers without a request
-            if isinstance(e, Received) and not self.trace.is_worker(e.node):
-                add((e.node, e.program), e.since, e.time, -1, self._after(i))
-        return _merged(out)
-
-    def _works(self, key: Program) -> bool:
-        """Whether a program is a worker's main program."""
-        return not key[1] and self.trace.is_worker(key[0])
+        found = [((w.worker, 0), w.start, w.end, ALL.index(w.cause), self._taken(w)) for w in pieces]
+        found += [((e.node, e.program), e.since, e.time, -1, i)  # servers without a request
+                  for i, e in enumerate(self.trace.events)
+                  if isinstance(e, Received) and not self.trace.is_worker(e.node)]
+        return sorted([self.number[key], *self._clipped(a, b), cause, self._after(i)]
+                      for key, a, b, cause, i in found if min(b, self.end) > max(a, self.start))
 
     def _taken(self, w: Wait) -> int | None:
         """The event that ends a wait."""
-        return self.why.taken.get((w.message.src, w.message.to, w.message.number)) if w.message else None
+        m = w.message
+        return self.why.history.taken.get((m.src, m.to, m.number)) if m else None
 
     def _blocks(self, pieces: list[Wait]) -> list[list[Any]]:
         """Every wait in the window: [program, from position, to position, explanation]."""
@@ -177,7 +151,7 @@ class Tape:
 
     def _base(self, pieces: list[Wait]) -> dict[str, float]:
         """The seconds of each cause, and of computing, before the window."""
-        base = dict.fromkeys([*CAUSES, "computing"], 0.0)
+        base = dict.fromkeys([*ALL, "computing"], 0.0)
         spans = [(w.cause, w.start, w.end) for w in pieces]
         spans += [("computing", e.start, e.time) for e in self.trace.of(Computed)
                   if e.work == "gradient" and self.trace.is_worker(e.node)]
@@ -210,10 +184,10 @@ class Tape:
         for i, e in enumerate(self.trace.events[:self.last]):
             if not isinstance(e, Sent) or e.to not in self.node:
                 continue
-            j = self.why.taken.get((e.node, e.to, e.number))
+            j = self.why.history.taken.get((e.node, e.to, e.number))
             if j is not None and j < self.first:
                 continue
-            arrival = self.why.arrived((e.node, e.to, e.number))
+            arrival = self.why.history.transit((e.node, e.to, e.number)).arrival
             got = _time(self.trace.events[j].time) if j is not None and j < self.last else None
             taker = e.to, self.trace.events[j].program if j is not None else 0
             to = self.number.get(taker, self.number[e.to, 0])
@@ -249,26 +223,15 @@ class Tape:
     def _stops(self) -> list[list[int]]:
         """Every point at which a worker begins to be held back: [position, program]."""
         out = []
-        for key in filter(self._works, self.reasons):
+        for key in ((node, 0) for node in self.trace.workers):
             known = False  # of this wait
-            for k, until, reason in self._stretches(key):
+            for (k, reason), (until, _) in pairwise([*self.reasons[key], (self.last + 1, None)]):
                 lasts = until > self.last or self._time_at(until) > self._time_at(k)
                 if reason and reason.held and lasts and not known:
                     out += [[self._k(k), self.number[key]]] if k > self.first else []
                     known = True
                 known = known and reason is not None
         return sorted(out)
-
-
-def _merged(pieces: list[list[Any]]) -> list[list[Any]]:
-    """Merge adjacent pieces of one wait that have the same cause."""
-    out: list[list[Any]] = []
-    for piece in sorted(pieces, key=lambda found: (found[0], found[1])):
-        if out and out[-1][2] == piece[1] and (out[-1][0], *out[-1][3:]) == (piece[0], *piece[3:]):
-            out[-1][2] = piece[2]
-        else:
-            out.append(piece)
-    return out
 
 
 def kind_of(e: Event) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from refsgd.cluster.units import counted
 from refsgd.display.player.listing import title
-from refsgd.display.player.states import ENDED, Program, States, action_in_words, called, rank, value_at
+from refsgd.display.player.states import ENDED, States, action_in_words, called, rank, value_at
 from refsgd.display.player.why import WORKS, Why
 from refsgd.effects import Compute, Factory, Mark
 from refsgd.runtimes.engine import Task
@@ -16,6 +16,7 @@ from refsgd.runtimes.explorer import Check
 from refsgd.runtimes.world import Action, Stuck, World
 from refsgd.trace import Computed, Event, Marked, Received, Run, Sent, Trace, taken
 from refsgd.trace.diagram import words
+from refsgd.trace.waiting import Program
 
 MOST = 5000  #: states of a page
 
@@ -179,26 +180,22 @@ class Graph:
     def _snapshot(self, world: _Watched) -> dict[str, Any]:
         """Where the programs stand and why they wait, and the messages."""
         k, seen = len(world.events), world.seen
-        arrived = {(m.src, node, m.number): m.arrival for node, box in world.mailboxes.items()
-                   for m in box.envelopes}
         for name, lines in seen.files.items():
             self.files.setdefault(name, set()).update(lines)
-        why = Why(world.trace(), seen, arrived)
+        why = Why(world.trace(), seen)
         ages = world.trace().staleness
         names = list(self.files)
         own = [names.index(name) for name in seen.files]  # this world's numbers of files
         places = [self.places(tuple((own[f], line) for f, line in where)) for where in seen.places]
         views, held = [], list[int]()
-        # a peer without a handler reads its inbox only between its own steps
-        peers = len(self.programs) == len(self.nodes) and all(map(self.trace.is_worker, self.nodes))
         for p, key in enumerate(self.programs):
-            reason, stand = why.reason(key, k), why._stand(key, k)
+            reason, stand = why.reason(key, k), why.stand(key, k)
             views.append([
                 places[stand.place] if stand.place >= 0 else -1, self.texts(why.sentence(*key, k)),
                 self._locals(seen, key, k), self.texts(self._counts(world, key, ages)),
                 self.places(((own[reason.place[0]], reason.place[1]),))
                 if reason and reason.held and reason.place else -1])
-            if reason and (reason.held or (peers and reason.cause == "queueing")):
+            if reason and reason.held:
                 held.append(p)
         return {"views": views, "held": held, "dead": len(world.dead),
                 "age": max((tau for _, tau in ages), default=-1),
