@@ -130,7 +130,7 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
         sys.stderr.write(", ".join([f"refsgd: {said}", *getattr(error, "__notes__", ())]) + "\n")
         return 2 if isinstance(error, Usage) else 1
     finally:
-        tcp.setLevel(level)  # the caller's process goes on
+        tcp.setLevel(level)  # the caller's process continues
 
 
 def _unexpected(error: Exception) -> str:

@@ -68,7 +68,7 @@ class History:
         self.sent = {(e.node, e.to, e.number): i for i, e in enumerate(self.events) if isinstance(e, Sent)}
         self.taken: dict[Message, int] = {}
         self.blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
-        self.received: dict[tuple[Program, str], list[Transit]] = defaultdict(list)  # by receiver and sender
+        self.received: dict[tuple[Program, str], list[Message]] = defaultdict(list)  # by receiver and sender
         self.activities: dict[Program, list[Activity]] = defaultdict(list)
         for i, e in enumerate(self.events):
             key = e.node, e.program
@@ -80,7 +80,7 @@ class History:
             elif (message := taken(e)) is not None:
                 self.taken[message] = i
                 if isinstance(e, Received) and (m := self.transits.get(message)) is not None:
-                    self.received[key, m.src].append(m)
+                    self.received[key, m.src].append(message)
                     if e.time > e.since:
                         self.activities[key].append(Activity(e.since, e.time, "", m, self.sender(message)))
         for key, effect in (pending or {}).items():
@@ -97,7 +97,7 @@ class History:
             if answer is not None:
                 m, other = self.transit(answer), self.sender(answer)
             elif other is not None and request is not None and request not in self.taken:
-                self.received[other, key[0]].append(self.transit(request))
+                self.received[other, key[0]].append(request)  # as if that happened at the end
             self.activities[key].append(Activity(since, now, "", m, other))
 
     # -- messages ------------------------------------------------------------------------------------------
@@ -139,9 +139,10 @@ class History:
 
     def request(self, m: Transit, sender: Program) -> Transit | None:
         """The last message of its receiver that the sender of an answer had received before."""
-        found = self.received.get((sender, m.to), [])
-        at = bisect_right(found, m.sent + 1e-12, key=lambda q: q.received)
-        return found[at - 1] if at else None
+        found, end = self.received.get((sender, m.to), []), len(self.events)
+        sent = self.sent.get((m.src, m.to, m.number), end)
+        at = bisect_right(found, sent, key=lambda message: self.taken.get(message, end))
+        return self.transit(found[at - 1]) if at else None
 
     # -- programs ------------------------------------------------------------------------------------------
 

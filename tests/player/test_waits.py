@@ -16,7 +16,7 @@ from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.runtimes.world import Stuck, World
-from refsgd.trace import Trace
+from refsgd.trace import Computed, Received, Sent, Trace
 from refsgd.trace.waiting import UNANSWERED, waits
 
 MACHINES = [Machine(compute="lognormal(0.02,0.5)", latency=0.002, bandwidth=1e5, update="fixed(0.001)"),
@@ -75,7 +75,7 @@ def check_open_waits(algorithm, machine):
         later = until(now, waits(trace))
         assert sum(page.values()) == pytest.approx(sum(later.values()), abs=1e-6)
         total, wrong = total + sum(later.values()), wrong + apart(page, later)
-    assert wrong <= 0.05 * total, f"{wrong / total:.1%} of the waiting time has another cause later"
+    assert wrong <= 0.03 * total, f"{wrong / total:.1%} of the waiting time has another cause later"
 
 
 @every_machine
@@ -135,3 +135,14 @@ def test_a_wait_without_end_has_a_cause(deploy, cause):
     trace = world.trace()
     found = shown(trace, follow(trace, deploy, 0, len(trace.events)), "steps")
     assert found["peer0", cause] >= 9
+
+
+@pytest.mark.parametrize(("first", "cause"), [("send", "straggling"), ("receive", "partner")])
+def test_what_is_taken_after_the_answer_was_sent_is_no_request(first, cause):
+    """A neighbour in a ring takes the part that has come in meanwhile, after it has sent its own: at that moment."""
+    part = ("Part", 0, 8)
+    last = sorted([Sent(1.0, "peer1", 0, "peer0", *part, 1.0), Received(1.0, "peer1", 0, "peer0", *part, 1.0, 0.0)],
+                  key=lambda e: e.kind != first)
+    events = [Sent(0.0, "peer0", 0, "peer1", *part, 0.0), Computed(1.0, "peer1", 0, 0.0, "gradient"), *last,
+              Received(1.0, "peer0", 0, "peer1", *part, 0.0, 1.0)]
+    assert until(1.0, waits(Trace(events, ["peer0", "peer1"], 1.0))) == {("peer0", cause): 1.0}
