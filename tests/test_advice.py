@@ -624,8 +624,7 @@ def test_pytorch_has_what_is_named():
     text = " ".join(c.pytorch for c in (*CANDIDATES, *divided(2, 32)))
     named = [DistributedDataParallel, PostLocalSGDOptimizer, PeriodicModelAverager,
              powerSGD_hook.PowerSGDState, powerSGD_hook.powerSGD_hook,
-             post_localSGD_hook.post_localSGD_hook, DistributedDataParallel.no_sync,
-             DistributedDataParallel.register_comm_hook]
+             post_localSGD_hook.post_localSGD_hook, DistributedDataParallel.register_comm_hook]
     assert not [each.__name__ for each in named if each.__name__ not in text] and DistributedSampler
     assert "bucket_cap_mb" in inspect.signature(
         DistributedDataParallel).parameters and "period" in inspect.signature(

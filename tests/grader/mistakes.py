@@ -49,14 +49,14 @@ KNOWN = [
 
 #: the same, in other algorithms of the catalogue
 MORE = [
-    ("downpour", {"push_every": 2}, "            accrued, reads = np.zeros_like(x), []\n", "            reads = []\n"),
+    ("downpour", {"push_every": 2}, "accrued, reads, examples = np.zeros_like(x), [], 0", "reads, examples = [], 0"),
     ("softsync", {}, "[push for _, push in kept]", "[push for _, push in kept[-1:]]"),
     ("backup-workers", {}, "max(1, len(workers) - backups)", "len(workers)"),
     ("staleness-aware", {}, "max(1, version - push.version)", "1 + version - push.version"),
     ("dc-asgd", {}, "            backup[w] = shard.x\n", ""),
     ("dc-asgd", {}, "g + factor * g * g * drift", "g - factor * g * g * drift"),
     ("dssp", {}, "ahead if granted[w] else ahead - 1)", "ahead)"),
-    ("consgd", {}, "servers, rotated, staleness=staleness)", "servers, rotated, staleness=2 * staleness + 1)"),
+    ("consgd", {}, "workers, steps, staleness))", "workers, steps, 2 * staleness + 1))"),
     ("dynsgd", {}, "images[c] = images.get(c, 0) + message.examples", "images[c] = message.examples"),
     ("dynsgd", {}, "clock[w] <= slowest + staleness]", "clock[w] <= slowest + staleness + 1]"),
     ("easgd", {}, "            x = x - e  # a)\n", ""),

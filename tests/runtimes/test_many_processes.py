@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.prepare import prepare
 from refsgd.runtimes.processes.local import run
@@ -62,14 +64,15 @@ class Measured:
 
 
 def bytes_of_a_run(algorithm, workers, transport):
-    experiment = prepare(algorithm, data="quadratic", lr=0.01, steps=STEPS, workers=workers, servers=SERVERS,
+    servers = SERVERS if facts_of(CATALOGUE[algorithm]).served else None
+    experiment = prepare(algorithm, data="quadratic", lr=0.01, steps=STEPS, workers=workers, servers=servers,
                          machine=Machine())
     gradient = Measured(experiment.problem.gradient)
     experiment = replace(experiment, problem=replace(experiment.problem, gradient=gradient))
     result = run(experiment.deploy, experiment.machine, transport=transport, on_start=gradient.look)
     gradient.thread.join()
     gradient.flag.close()
-    assert len(result.values) == workers + (0 if algorithm == "adpsgd" else SERVERS)
+    assert len(result.values) == workers + (servers or 0)
     assert set(result.trace.iterations.values()) == {STEPS}
     return gradient.bytes
 

@@ -28,13 +28,29 @@ doi:10.1145/3035918.3035933: the constant learning rate on updates.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from refsgd.algorithms.facts import SERVED, declare, each_push
-from refsgd.algorithms.parts import Objective, deploy
+from refsgd.algorithms.parts import Objective, Shard, deploy
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Deployment
+from refsgd.effects import Deployment, Died, Program
+
+
+@dataclass
+class Averaging(Shard):
+    """A part of the model whose rate is that of a worker divided by the number of workers that are left."""
+
+    left: int = 1
+
+    def recv(self, *kinds: type, src: str | None = None) -> Program[tuple[str, Any]]:
+        """As that of every part; after a death the rate is that of the others."""
+        w, message = yield from super().recv(*kinds, src=src)
+        if isinstance(message, Died) and self.left > 1:
+            self.left -= 1
+            self.sgd = replace(self.sgd, lr=self.sgd.lr * (self.left + 1) / self.left)
+        return w, message
 
 
 @declare(SERVED, updates=each_push, formula="ssp",
@@ -53,4 +69,6 @@ def consgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int 
     ssp_gate.check(staleness)
     together = replace(sgd, lr=sgd.lr / max(1, workers))
     return deploy(problem, workers, steps, together, servers, rotated,
-                  lambda shard, workers: ssp_gate.server(shard, workers, steps, staleness, mean=True))
+                  lambda shard, workers: ssp_gate.server(
+                      Averaging(shard.part, shard.x, shard.sgd, codec=shard.codec, left=len(workers)),
+                      workers, steps, staleness))

@@ -8,23 +8,18 @@ moves the bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from refsgd.algorithms.parts import Model, Push, Shard
 from refsgd.effects import Array, Died, Mark, Program, Send
 
 
-def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float,
-           mean: bool = False) -> Program[Array]:
-    """Answer a worker once it is at most `staleness` clocks ahead of the slowest; returns its part.  With
-    `mean` the rate is divided by the number of workers, of those that are left once one has died."""
+def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -> Program[Array]:
+    """Answer a worker once it is at most `staleness` clocks ahead of the slowest; returns its part."""
     clock, waiting = dict.fromkeys(workers, 0), set()  # gradients received from each living worker
     while min(clock.values(), default=steps) < steps:
         w, message = yield from shard.recv(Push, Died)
         if isinstance(message, Died):
             clock.pop(w, None)  # the others no longer wait for it
-            if mean and clock:
-                shard.sgd = replace(shard.sgd, lr=shard.sgd.lr * (len(clock) + 1) / len(clock))
         else:
             yield from shard.apply(w, message)
             clock[w] += 1
