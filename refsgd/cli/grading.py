@@ -129,7 +129,7 @@ def inside(args: Any, load: Callable[[], tuple[Any, dict[str, Any]]]) -> None:
         reference = CATALOGUE.copy()
         if args.html:
             importlib.import_module("refsgd.display.player")
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # of which a write may fail, and so end a submission
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # a write may fail, and end a submission
         _limit(args.seconds)
         try:
             if args.forbid:
