@@ -143,6 +143,7 @@ def test_an_algorithm_is_known_in_any_case_and_with_or_without_hyphens(capsys, c
 @pytest.mark.parametrize(("given", "warns"), [
     ("run bsp --steps 2 --batch 4 --compute 20ms", True), ("run bsp --steps 2 --batch 256 --json -", True),
     ("predict bsp --batch 8 --compute exponential(1s)", True), ("predict bsp --sweep batch=16,32 --json -", True),
+    ("compare --algorithms bsp --runtime simulator --no-hard --epochs 0.1 --batch 64 --json -", True),
     ("run bsp --steps 2 --compute 20ms", False), ("run bsp --steps 2 --batch 16 --compute 20ms", False),
     ("run bsp --steps 2 --batch 4 --compute device(1GFLOPS)", False), ("run bsp --steps 2 --batch 4 --compute none", False),
     ("predict bsp --compute 20ms", False), ("predict bsp --sweep workers=2,4 --json -", False),

@@ -12,11 +12,11 @@ import re
 from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.algorithms.facts import facts_of
 from refsgd.cli import outputs
-from refsgd.cli.options import arguments_of, common, number
+from refsgd.cli.options import arguments_of, check_priced, common, number
 from refsgd.experiment.arguments import options_of, plain
 from refsgd.experiment.compare import compare
 from refsgd.experiment.options.problems import DEFAULT_DATA
-from refsgd.experiment.prepare import Usage
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Usage
 
 PICTURE = "refsgd-compare.png"
 
@@ -59,6 +59,9 @@ def do(args: argparse.Namespace) -> None:
         comparison = compare(names, runtime=args.runtime, options=slack,
                              progress=say, say=outputs.notice(args.quiet),
                              hard=not args.no_hard and args.data in (None, DEFAULT_DATA), **arguments)
+
+    check_priced(args, arguments.get("machine", DEFAULT_MACHINE),
+                 any(re.search(r"\sbatch=", name) for name in names))
 
     def talk() -> None:
         from rich.console import Console
