@@ -113,7 +113,7 @@ class Facts:
     copies: bool = False  #: whether each server has all parameters, not a part
 
     # theory and checks
-    formula: str = ""  #: the key in `refsgd.theory.ALGORITHMS` of the formulas that predict its metrics
+    formula: str = ""  #: the key in ``refsgd.theory.ALGORITHMS`` of the formulas that predict its metrics
     no_formula: str = ""  #: why there are none
     #: how many clocks a worker may be ahead of the slowest: below the first number it never waits, at the
     #: second it always does; None: this is not checked
