@@ -161,5 +161,5 @@ def test_survivors_stay_where_they_are(fields, hosts, monkeypatch):
     whole = refsgd.run("bsp", data="quadratic", workers=4, steps=4, machine=machine, on_death="shrink",
                        faults=["kill worker 1 at step 2"]).trace
     assert list(whole.hosts) == list(whole.nodes) and whole.shared_links
-    assert [found.machine.hosts for found in seen] == [hosts]
-    assert seen[0].machine.groups == machine.groups
+    assert [found.experiment.machine.hosts for found in seen] == [hosts]
+    assert seen[0].experiment.machine.groups == machine.groups

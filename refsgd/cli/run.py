@@ -92,7 +92,7 @@ def _hosts_of_servers(args: argparse.Namespace, workers: int) -> int:
         return (args.servers or 1) * (served and not args.colocated)
     given = {**arguments_of(args), "workers": workers, "machine": None, "stated": ()}
     experiment = prepare(args.algorithm, **given)  # only the function knows which servers it has
-    return len(set(experiment.machine.place(experiment.deploy()).values())) - workers
+    return len(set(experiment.network.host.values())) - workers
 
 
 def run_over_mpi(args: argparse.Namespace) -> Result | None:

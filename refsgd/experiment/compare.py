@@ -15,9 +15,9 @@ from refsgd.experiment.arguments import suggestion
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, perform
-from refsgd.experiment.functions import Algorithm, deployment_function, is_place
+from refsgd.experiment.functions import Algorithm, deployment_function, is_place, listed, shared
 from refsgd.experiment.options import unused
-from refsgd.experiment.prepare import DEFAULT_MACHINE, Experiment, Say, Usage, listed, prepare, shared
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Experiment, Say, Usage, prepare
 from refsgd.experiment.result import Result
 from refsgd.runtimes.fork import runtime_here
 from refsgd.trace.schema import json_text

@@ -74,7 +74,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
     problem, trace = experiment.problem, run.trace
     x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
     count_images(experiment, trace)
-    rank = ranks(experiment.deploy())
+    rank = ranks(experiment.nodes)
     servers_of_run = {rank[node] for node in trace.nodes if not trace.is_worker(node)}
     if not problem.describe.get("shape_only"):
         x = final_parameters(run)
@@ -111,7 +111,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
 def count_images(experiment: Experiment, trace: Trace) -> None:
     """Complete the marks of updates that do not say how many images they applied; the replicas of a pipeline
     come first among the ranks, and each of its stages has their shares of the data."""
-    rank, images = ranks(experiment.deploy()), experiment.problem.images
+    rank, images = ranks(experiment.nodes), experiment.problem.images
     number_images(trace, lambda worker, t: images(rank[worker] % experiment.replicas, t))
 
 

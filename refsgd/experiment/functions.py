@@ -8,14 +8,15 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.effects import Deployment
-from refsgd.experiment.arguments import Usage, catalogued
+from refsgd.experiment.arguments import Usage, catalogued, options_of
 
 Algorithm = str | Callable[..., Deployment]
 
@@ -34,6 +35,25 @@ def deployment_function(algorithm: Algorithm) -> tuple[str, Callable[..., Deploy
 def catalogue_name(function: Callable[..., Deployment]) -> str:
     """The catalogue's name of a function; empty for a user's own, whatever it is called."""
     return next((name for name, known in CATALOGUE.items() if known is function), "")
+
+
+def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
+    """A list of algorithms; a single one may be given without a list."""
+    return [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
+
+
+def shared(arguments: Mapping[str, Any], functions: Sequence[Callable[..., Deployment]]
+           ) -> list[dict[str, Any]]:
+    """The common arguments of several algorithms for each of them: the number of servers is not for those
+    without, unless none has any."""
+    served = [facts_of(function).served for function in functions]
+    return [{name: value for name, value in arguments.items() if name != "servers" or has or not any(served)}
+            for has in served]
+
+
+def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
+    """An algorithm's own options, with defaults for those not given."""
+    return {name: p.default for name, p in options_of(function).items()} | dict(options)
 
 
 def is_place(algorithm: Any) -> TypeGuard[str]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from refsgd.algorithms.adaptive import LARS, Adam
 from refsgd.algorithms.compression import Codec, codec
 from refsgd.algorithms.exchange import of
-from refsgd.cluster.links import Network
 from refsgd.effects import ranks, roles
 from refsgd.experiment.options.exchanges import largest_server
 
@@ -29,15 +28,14 @@ ENCODING = ", and without the copies that a codec makes while it encodes"
 
 def of_nodes(e: Experiment) -> dict[str, Prediction]:
     """Bytes of each node."""
-    deployment = e.deploy()
-    kind, rank = roles(deployment), ranks(deployment)
-    servers = [node for node in deployment if kind[node] == "server"]
+    kind, rank = roles(e.nodes), ranks(e.nodes)
+    servers = [node for node in e.nodes if kind[node] == "server"]
     # without servers, `e.servers` means nothing, and may be a number of parts that no memory holds
     found = dict(zip(servers, _of_servers(e, len(servers)), strict=True)) if servers else {}
     stages = _of_stages(e) if e.facts.staged else []
     batches = e.batches
     by_batch = {} if stages else {batch: _of_worker(e, batch) for batch in set(batches)}
-    for node in deployment:
+    for node in e.nodes:
         if kind[node] != "server":
             found[node] = stages[rank[node] // e.replicas] if stages else by_batch[batches[rank[node]]]
     return {node: replace(p, kind="approximation", terms={k: v for k, v in p.terms.items() if v},
@@ -47,7 +45,7 @@ def of_nodes(e: Experiment) -> dict[str, Prediction]:
 
 def of_roles(e: Experiment) -> dict[str, Prediction]:
     """Bytes of the fullest node of each role, by metric: ``memory_worker``, ``_server``, ``_stage``."""
-    kind = roles(e.deploy())
+    kind = roles(e.nodes)
     found: dict[str, Prediction] = {}
     for node, p in of_nodes(e).items():
         role = kind[node]
@@ -59,7 +57,7 @@ def of_roles(e: Experiment) -> dict[str, Prediction]:
 
 def of_processes(e: Experiment, run: Run, runtime: str) -> dict[str, float]:
     """Bytes of each process of a finished run: its nodes, and the parameters kept for the history."""
-    host, found = Network(e.machine, e.deploy()).host, dict[str, float]()
+    host, found = e.network.host, dict[str, float]()
     for node, p in of_nodes(e).items():
         # messages in shared memory belong to no process
         apart = sum(p.terms.get(term, 0.0) for term in ("gradients", "buffers") if runtime == "processes")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Real
@@ -16,7 +16,7 @@ from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.placement import grouped, usual
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
-from refsgd.effects import Deployment, ranks, roles
+from refsgd.effects import Deployment, Program, ranks, roles
 from refsgd.experiment import memory
 from refsgd.experiment.arguments import (
     MOST,
@@ -28,9 +28,8 @@ from refsgd.experiment.arguments import (
     check_options,
     check_speeds,
     check_whole,
-    options_of,
 )
-from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, line_of
+from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, line_of, with_defaults
 from refsgd.experiment.options import exchanges, pipelines, rules, unused
 from refsgd.experiment.options.batches import Batch, batches_of, text_of
 from refsgd.experiment.options.problems import (
@@ -58,20 +57,6 @@ DEFAULT_STEPS = 20  #: where each step takes all data, which L-BFGS does
 Say = Callable[[str], None]
 
 
-def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
-    """A list of algorithms; a single one may be given without a list."""
-    return [algorithms] if isinstance(algorithms, str) or callable(algorithms) else list(algorithms)
-
-
-def shared(arguments: Mapping[str, Any], functions: Sequence[Callable[..., Deployment]]
-           ) -> list[dict[str, Any]]:
-    """The common arguments of several algorithms for each of them: the number of servers is not for those
-    without, unless none has any."""
-    served = [facts_of(function).served for function in functions]
-    return [{name: value for name, value in arguments.items() if name != "servers" or has or not any(served)}
-            for has in served]
-
-
 def usual_workers(facts: Facts, options: Mapping[str, Any], machine: Any) -> int:
     """The number of workers where none is given: replicas of as many stages, or as many as have a host."""
     stages = options.get("stages")
@@ -84,9 +69,8 @@ def usual_workers(facts: Facts, options: Mapping[str, Any], machine: Any) -> int
     return room[0] if not isinstance(hosts, str) else min(room[0], Training.workers)
 
 
-def with_defaults(function: Callable[..., Deployment], options: Mapping[str, Any]) -> dict[str, Any]:
-    """An algorithm's own options, with defaults for those not given."""
-    return {name: p.default for name, p in options_of(function).items()} | dict(options)
+def _nothing() -> Program[None]:
+    yield from ()
 
 
 @dataclass(frozen=True)
@@ -176,20 +160,39 @@ class Experiment:
         """The algorithm's own options and those of its exchange, which name it in tables."""
         return self.options | exchanges.asked(of(self.problem))
 
+    @cached_property
+    def _first(self) -> list[Deployment]:
+        """The deployment that describes the nodes, until a run takes it."""
+        return [self._made()]
+
+    @cached_property
+    def nodes(self) -> Deployment:
+        """Its nodes, for reading: roles, ranks and properties; their programs do nothing."""
+        return {name: replace(node, main=_nothing(), handlers=[_nothing() for _ in node.handlers], cells=())
+                for name, node in self._first[0].items()}
+
+    @cached_property
+    def network(self) -> Network:
+        """The hosts of its nodes, and the links between them."""
+        return Network(self.machine, self.nodes)
+
     def deploy(self) -> Deployment:
         """A fresh deployment: generators that have not started."""
+        return self._first.pop() if self.nodes and self._first else self._made()
+
+    def _made(self) -> Deployment:
         taken = self.facts.given
         given = {"servers": self.servers, "rotated": self.machine.colocated and self.servers == self.workers}
         options = {name: value for name, value in given.items() if name in taken} | self.options
         check_function(self.name, self.function, options)
         try:
-            found = check_deployment(self.name, self._made(options))
+            found = check_deployment(self.name, self._called(options))
             where = self._where(found, taken)
-            return check_deployment(self.name, self._made(where | options)) if where else found
+            return check_deployment(self.name, self._called(where | options)) if where else found
         except ValueError as error:
             raise Usage(f"{error}{line_of(error, self.algorithm)}") from None
 
-    def _made(self, options: Mapping[str, Any]) -> Deployment:
+    def _called(self, options: Mapping[str, Any]) -> Deployment:
         return self.function(self.problem, self.workers, self.steps, self.sgd, **options)
 
     def _where(self, deployment: Deployment, taken: Sequence[str]) -> dict[str, list[int]]:
@@ -390,11 +393,11 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
                             training.seed, rule, text, recorded, training)
     if said and not declared(function):
         exchanges.try_out(experiment)
-    deployment = experiment.deploy()  # refuses wrong options now, before anything runs
+    nodes = experiment.nodes  # refuses wrong options now, before anything runs
     if training.servers != 1 and not facts.served:
-        refuse_servers(training.servers, name, known, deployment)
+        refuse_servers(training.servers, name, known, nodes)
     try:
-        Network(machine, deployment)
+        _ = experiment.network
     except ValueError as error:
         raise Usage(str(error)) from None
     if on_devices(machine) and problem.work is None:

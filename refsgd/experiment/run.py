@@ -11,7 +11,6 @@ from typing import Any
 
 from refsgd._version import __version__
 from refsgd.algorithms.facts import facts_of
-from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_whole
@@ -312,7 +311,7 @@ def _reproduced(record: str | Path, data: Record) -> Result:
         finished = replaying.replay(experiment.deploy, data.steps)
     trace, machine = finished.trace, experiment.machine
     trace.latency, trace.bandwidth = machine.latency, machine.bandwidth
-    trace.wires = Network(machine, experiment.deploy()).wires({(e.node, e.to) for e in trace.of(Sent)})
+    trace.wires = experiment.network.wires({(e.node, e.to) for e in trace.of(Sent)})
     result = evaluate(experiment, "replay", finished)
     expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
     if result.parameters_sha256 != expected:

@@ -14,9 +14,9 @@ import numpy as np
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.units import bytes_per_second, seconds
 from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of
-from refsgd.experiment.functions import Algorithm, deployment_function
+from refsgd.experiment.functions import Algorithm, deployment_function, listed, shared
 from refsgd.experiment.options import unused
-from refsgd.experiment.prepare import DEFAULT_MACHINE, listed, prepare, shared
+from refsgd.experiment.prepare import DEFAULT_MACHINE, prepare
 
 POINTS = 1000  #: most values of a sweep
 #: quantities that can be swept, and their least whole number; None for a quantity of the machine

@@ -103,7 +103,7 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     name, workers, deploy = experiment.name, experiment.workers, experiment.deploy
     facts = experiment.facts
     seen = _Seen(facts.gate(experiment.own)[1] + 1 if facts.gate else float("inf"),
-                 facts.timeless and not (deaths and survives_workers(deploy())))
+                 facts.timeless and not (deaths and survives_workers(experiment.nodes)))
     said = "".join(f" {key}={value}" for key, value in experiment.options.items())
     die = f", up to {counted(deaths, 'death')}" if deaths else ""
     about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}{die}"
@@ -118,7 +118,7 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     if walks is None:
         scope = "all of them" if report.complete else f"stopped at {max_runs}, more exist"
         states = f", {counted(report.states, 'state')}"
-    place = "server" if "server" in roles(deploy()).values() else "replica"
+    place = "server" if "server" in roles(experiment.nodes).values() else "replica"
     return (
         f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
         f"({scope}){states}\n"

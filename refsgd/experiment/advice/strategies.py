@@ -13,12 +13,12 @@ from refsgd.algorithms.facts import facts_of
 from refsgd.cluster import devices, placement, prices, units
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Deployment, ranks, roles
+from refsgd.effects import ranks, roles
 from refsgd.experiment.advice.budget import Budget, simulated
 from refsgd.experiment.advice.candidates import Candidate, Kind
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.memory import with_sizes
-from refsgd.experiment.options.unused import UNUSED, Placed
+from refsgd.experiment.options.unused import UNUSED
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.simulator import Simulator
@@ -136,9 +136,8 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
         return Strategy(c, name, case.workers, "", inf, 0.0, 0.0, Figures(), {}, "", "", rejected=str(error))
     if not found:
         return None
-    deployment = e.deploy()
-    rank, role = ranks(deployment), roles(deployment)
-    servers = len({rank[node] for node in deployment if role[node] == "server"})
+    rank, role = ranks(e.nodes), roles(e.nodes)
+    servers = len({rank[node] for node in e.nodes if role[node] == "server"})
     owns = [prices.own(e.priced, i) for i in range(case.workers)]
     times = [own.mean for own in owns if isinstance(own, Distribution)]
     pace = found["seconds"].value / steps
@@ -148,8 +147,8 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
         c, c.name + f" K={'n' if c.beside else servers}" * bool(servers) + variant, case.workers,
         _batch(c, case), pace * iterations, q.images / (pace * iterations),
         used / pace / c.nodes / sum(b / time for b, time in zip(case.batches, times)), found,
-        _memory(found, q.saved * max(_batches(c, case)), _beside(e, deployment)),
-        _where(e, deployment, servers), _command(c, case, q, replace(e, steps=steps)))
+        _memory(found, q.saved * max(_batches(c, case)), _beside(e)),
+        _where(e, servers), _command(c, case, q, replace(e, steps=steps)))
     return replace(made, rejected="" if servers else _piling(made, e.machine, times))
 
 
@@ -208,16 +207,16 @@ def _figures(e: Experiment, c: Candidate, budget: Budget, limit: int, share: int
     return simulated(e, int(c.options.get("period", 1)), budget, limit, share) or (Figures(), 0)
 
 
-def _beside(e: Experiment, deployment: Deployment) -> list[str]:
+def _beside(e: Experiment) -> list[str]:
     """The workers' hosts on which there are servers."""
-    host, role = e.machine.place(deployment), roles(deployment)
-    own = {host[node] for node in deployment if role[node] == "worker"}
-    return [host[node] for node in deployment if role[node] == "server" and host[node] in own]
+    host, role = e.network.host, roles(e.nodes)
+    own = {host[node] for node in e.nodes if role[node] == "worker"}
+    return [host[node] for node in e.nodes if role[node] == "server" and host[node] in own]
 
 
-def _where(e: Experiment, deployment: Deployment, servers: int) -> str:
+def _where(e: Experiment, servers: int) -> str:
     """The hosts of its servers, in words."""
-    shared = sorted(set(_beside(e, deployment)))
+    shared = sorted(set(_beside(e)))
     if not shared:
         return "on hosts of their own" * (servers > 1) or "on a host of its own" * servers
     return "on each worker's host" if servers == e.workers > 1 else f"on {', '.join(shared)}, with workers"
@@ -272,19 +271,19 @@ def _command(c: Candidate, case: Case, q: Question, e: Experiment) -> str:
              "batch": _batch(c, case), "steps": e.steps, **q.training}
     said = " ".join(f"--{key.replace('_', '-')}" + f" {value}" * (value is not True)
                     for key, value in given.items())
-    return f"refsgd run {c.algorithm} {said} {_flags(Placed.of(e), *q.base)}".rstrip()
+    return f"refsgd run {c.algorithm} {said} {_flags(e, *q.base)}".rstrip()
 
 
-def _flags(placed: Placed, name: str = "", base: Machine | None = None) -> str:
+def _flags(e: Experiment, name: str = "", base: Machine | None = None) -> str:
     """The machine as flags of the command line, which change `base`, a machine of that name; without those
     that would change nothing of the run, which refuses them."""
-    machine = placed.machine
+    machine = e.machine
     base, found = base or Machine(), [f"--machine {shlex.quote(name)}"] if name else []
     for field in fields(machine):
         value = getattr(machine, field.name)
         alike = field.name == "speeds" and not base.speeds and set(value) == {1.0}
         idle = field.name in UNUSED and UNUSED[field.name]
-        if not field.compare or alike or value == getattr(base, field.name) or (idle and idle(placed)):
+        if not field.compare or alike or value == getattr(base, field.name) or (idle and idle(e)):
             continue
         flag = f"--{field.name.replace('_', '-')}"
         found.append(flag if value is True else f"{flag} {shlex.quote(_text(field.name, value) or 'none')}")

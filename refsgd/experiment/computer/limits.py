@@ -70,7 +70,7 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 def check_processes(experiment: Experiment, runtime: str) -> None:
     """Refuse more processes than this computer can start in about half a minute or has memory for; over MPI,
     more than there are ranks."""
-    needed = len(set(experiment.machine.place(experiment.deploy()).values()))
+    needed = len(set(experiment.network.host.values()))
     if runtime == "mpi":
         from refsgd.runtimes.processes import mpi
 

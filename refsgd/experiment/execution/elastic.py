@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,9 +23,7 @@ import numpy as np
 
 from refsgd.algorithms.exchange import of
 from refsgd.cluster import prices
-from refsgd.cluster.links import Network
-from refsgd.cluster.machine import Machine
-from refsgd.effects import Array, Deployment, ranks, roles
+from refsgd.effects import Array, ranks, roles
 from refsgd.experiment.prepare import Experiment
 from refsgd.experiment.result import average
 from refsgd.runtimes.errors import RunFailed
@@ -41,9 +39,7 @@ class Attempt(NamedTuple):
     """The starting point of one attempt of a run."""
 
     number: int
-    deploy: Callable[[], Deployment]
-    machine: Machine
-    seed: int
+    experiment: Experiment
     faults: Sequence[Fault]
     names: Mapping[str, str]  # of its nodes, to those of the first attempt
 
@@ -51,13 +47,10 @@ class Attempt(NamedTuple):
 class Attempts:
     """The attempts of a run: the next one, and the results of those before it."""
 
-    def __init__(self, experiment: Experiment, faults: Sequence[Fault], on_death: str,
-                 deployment: Deployment) -> None:
+    def __init__(self, experiment: Experiment, faults: Sequence[Fault], on_death: str) -> None:
         self.experiment, self.on_death = experiment, on_death
-        self.role, self.rank = roles(deployment), ranks(deployment)
-        self.network = self.later = Network(experiment.machine, deployment)  # at first, and in this attempt
-        self.next = Attempt(0, experiment.deploy, experiment.machine, experiment.seed, faults,
-                            {node: node for node in deployment})
+        self.role, self.rank = roles(experiment.nodes), ranks(experiment.nodes)
+        self.next = Attempt(0, experiment, faults, {node: node for node in experiment.nodes})
         self.x, self.done, self.dead = experiment.problem.x0, 0, set[str]()
         self.run: Run | None = None  # all attempts so far, as one
 
@@ -96,9 +89,9 @@ class Attempts:
         problem, machine = experiment.problem, experiment.machine
         names = {node: node for node in servers} | dict(zip(workers, left, strict=False))
         if machine.hosts or machine.groups:  # nodes keep their hosts, and hosts of the dead are empty
-            host = self.network.host
-            machine = machine.with_(hosts=[[new for new, old in names.items() if host[old] == one]
-                                           for one in self.network.hosts])
+            placed = self.experiment.network
+            machine = machine.with_(hosts=[[new for new, old in names.items() if placed.host[old] == one]
+                                           for one in placed.hosts])
         machine, work = prices.left(machine, was, before.seconds), problem.work
         layers, axes = problem.layers, problem.coordinates
         problem = replace(problem, x0=self.x, work=work and (lambda rank, t: work(was[rank], done + t)),
@@ -109,8 +102,7 @@ class Attempts:
                               slope=lambda x, rank, where: axes.slope(x, was[rank], where)),
                           gradient=lambda x, rank, t: experiment.problem.gradient(x, was[rank], done + t),
                           images=lambda rank, t: experiment.problem.images(was[rank], done + t))
-        later = replace(experiment, problem=problem, machine=machine)
-        self.later = Network(machine, later.deploy())
+        later = replace(experiment, problem=problem, machine=machine, seed=self.next.experiment.seed + 1)
         first_names = {old: new for new, old in names.items()}
         now = {name: first_names.get(old, "") for name, old in self.next.names.items()} | {"": ""}
         begun = max(halted.run.trace.updates.values(), default=0)  # of the servers, in this attempt
@@ -122,7 +114,7 @@ class Attempts:
                 if step >= 0 or fault.kind in LASTING:
                     faults.append(fault._replace(step=max(0, step), node=now[fault.node],
                                                  to=now[fault.to]))
-        return Attempt(self.next.number + 1, later.deploy, machine, self.next.seed + 1, faults, names)
+        return Attempt(self.next.number + 1, later, faults, names)
 
     def joined(self, last: Run) -> Run:
         """All attempts so far and the last one as one run: one clock, the names of the first attempt, and
@@ -145,8 +137,9 @@ class Attempts:
     def _used(self, use: Use, before: float) -> Use:
         """The use of a link in this attempt, which began after `before` seconds, in the whole run."""
         src, to = self.next.names[use.src], self.next.names[use.to]
-        at = [hop.link for hop in self.later.way(use.src, use.to)].index(use.link)
-        return Use(self.network.way(src, to)[at].link, use.start + before, use.end + before, src, to)
+        at = [hop.link for hop in self.next.experiment.network.way(use.src, use.to)].index(use.link)
+        first = self.experiment.network.way(src, to)
+        return Use(first[at].link, use.start + before, use.end + before, src, to)
 
 
 def living(halted: Halted) -> list[str]:

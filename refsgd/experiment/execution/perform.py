@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from refsgd.effects import Deployment, roles
+from refsgd.effects import roles
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.execution.elastic import Attempt, Attempts
 from refsgd.experiment.execution.resume import Records, file_of, halted, standing
@@ -34,19 +34,17 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
             on_start: OnStart | None = None, observe: int = OBSERVED) -> Run:
     """Run the programs to their end in one of `RUNTIMES`, continuing and writing `records`; at most `observe`
     parameters of each node are kept for a history."""
-    deployment = experiment.deploy()
     plan = planned(experiment, faults)
-    _check_policy(experiment, runtime, deployment, on_death, bool(plan))
+    _check_policy(experiment, runtime, on_death, bool(plan))
     records = Records({}, runtime) if records is None else records
-    attempts = Attempts(experiment, plan, on_death, deployment)
+    attempts = Attempts(experiment, plan, on_death)
     while True:
         attempt = attempts.next
-        deployment = attempt.deploy()
-        steps, faults = records.recorded(attempt.number, attempt.faults, deployment,
-                                         attempt.machine.place(deployment))
+        now = attempt.experiment
+        steps, faults = records.recorded(attempt.number, attempt.faults, now.nodes, now.network.host)
         attempts.next = attempt._replace(faults=faults)
         try:
-            return attempts.joined(_attempt(experiment, runtime, attempts.next, steps, on_death, records,
+            return attempts.joined(_attempt(runtime, attempts.next, steps, on_death, records,
                                             on_start, observe))
         except Halted as halted:
             attempts.halted(halted)
@@ -55,14 +53,12 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
 def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault]:
     """The faults described by some lines."""
     try:
-        deployment = experiment.deploy()
-        return parse(faults, deployment, experiment.steps, experiment.machine.place(deployment))
+        return parse(faults, experiment.nodes, experiment.steps, experiment.network.host)
     except ValueError as error:
         raise Usage(str(error)) from None
 
 
-def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, on_death: str,
-                  planned: bool) -> None:
+def _check_policy(experiment: Experiment, runtime: str, on_death: str, planned: bool) -> None:
     """Refuse a policy that the algorithm or the runtime does not support, before anything runs."""
     if runtime == "mpi" and (planned or on_death != "stop"):
         raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
@@ -72,7 +68,7 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
     if on_death in ("shrink", "restart") and experiment.facts.portions:
         raise Usage(f"on_death {on_death} with {experiment.name}, whose portions go to the workers that are "
                     "left; expected stop or continue")
-    if on_death == "continue" and not survives_workers(deployment):
+    if on_death == "continue" and not survives_workers(experiment.nodes):
         raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no "
                     "Node says survives=True); expected stop, shrink or restart")
     if on_death == "continue" and experiment.training and experiment.training.scale_lr and (
@@ -84,21 +80,22 @@ def _check_policy(experiment: Experiment, runtime: str, deployment: Deployment, 
             raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop "
                         "or restart")
         # refuses options that do not fit fewer workers
-        replace(experiment, workers=experiment.workers - 1,
-                machine=experiment.machine.with_(hosts="", groups="", uplink=None)).deploy()
+        _ = replace(experiment, workers=experiment.workers - 1,
+                machine=experiment.machine.with_(hosts="", groups="", uplink=None)).nodes
 
 
-def _attempt(experiment: Experiment, runtime: str, attempt: Attempt, steps: Steps | None, on_death: str,
+def _attempt(runtime: str, attempt: Attempt, steps: Steps | None, on_death: str,
              records: Records, on_start: OnStart | None, observe: int) -> Run:
     """Run one attempt in one of `RUNTIMES`, from the end of its recorded steps if it has any."""
+    number, experiment, faults, _ = attempt
     if runtime == "simulator":
-        return _simulated(experiment, attempt, steps or {}, on_death, records, observe)
+        return _simulated(attempt, steps or {}, on_death, records, observe)
     if experiment.problem.describe.get("shape_only"):
         raise Usage(f"net {experiment.problem.describe['net']} on {runtime}; expected the simulator: a "
                     "shape-only net has nothing to send")
     _compile(experiment)
-    number, deploy, machine, seed, faults, _ = attempt
-    beginning, role = None, roles(deploy())
+    deploy, machine, seed = experiment.deploy, experiment.machine, experiment.seed
+    beginning, role = None, roles(experiment.nodes)
     if steps is not None:
         try:
             if on_death in ("shrink", "restart") and records.has_ended(number, steps):
@@ -133,10 +130,11 @@ def _compile(experiment: Experiment) -> None:
             problem.gradient(problem.x0, 0, 0)
 
 
-def _simulated(experiment: Experiment, attempt: Attempt, steps: Steps, on_death: str, records: Records,
+def _simulated(attempt: Attempt, steps: Steps, on_death: str, records: Records,
                observe: int) -> Run:
     """Run one attempt in virtual time."""
-    number, deploy, machine, seed, faults, _ = attempt
+    number, experiment, faults, _ = attempt
+    deploy, machine, seed = experiment.deploy, experiment.machine, experiment.seed
     simulator = Faulty(deploy, machine, seed, faults=faults, on_death=on_death) if faults else Simulator(
         deploy, machine, seed, observe)
     simulator.journal, ended = records.again(number, simulator.roles, steps, faults)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import permutations
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.exchange import of
 from refsgd.algorithms.facts import Facts, declared
-from refsgd.cluster.links import Network
-from refsgd.cluster.machine import Machine
-from refsgd.effects import Deployment, roles
+from refsgd.effects import roles
 from refsgd.experiment.arguments import Usage
 
 if TYPE_CHECKING:
@@ -24,119 +23,101 @@ if TYPE_CHECKING:
 _NO_SERVERS = "it has no servers"
 
 
-class Placed(NamedTuple):
-    """An experiment with its nodes and their hosts."""
-
-    experiment: Experiment
-    deployment: Deployment
-    network: Network
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> Placed:
-        """The nodes of an experiment."""
-        deployment = experiment.deploy()
-        return cls(experiment, deployment, Network(experiment.machine, deployment))
-
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """Pairs that may exchange messages; where there are servers, workers talk only to them, unless they
-        are stages."""
-        role, facts = roles(self.deployment), self.experiment.facts
-        apart = self.served and not facts.staged and declared(self.experiment.function)
-        if not facts.silent:
-            yield from ((a, b) for a, b in permutations(self.deployment, 2)
-                        if not (apart and role[a] == role[b] == "worker"))
-
-    @property
-    def machine(self) -> Machine:
-        """The machine of the run."""
-        return self.experiment.machine
-
-    @property
-    def served(self) -> bool:
-        """Whether there are servers."""
-        return "server" in roles(self.deployment).values()
-
-    def silent(self, what: str) -> str:
-        """Why no message passes the links between hosts, or between the nodes of one."""
-        if not any(self.pairs()):
-            return self.experiment.facts.because[""] if self.experiment.facts.silent else "it has one node"
-        host = self.network.host
-        if any((host[a] != host[b]) == (what == "between") for a, b in self.pairs()):
-            return ""
-        return ("all nodes that exchange messages are on one host" if what == "between" else
-                "no two nodes that exchange messages share a host")
+def _pairs(e: Experiment) -> Iterator[tuple[str, str]]:
+    """Pairs that may exchange messages; where there are servers, workers talk only to them, unless they are
+    stages."""
+    role, facts = roles(e.nodes), e.facts
+    apart = _served(e) and not facts.staged and declared(e.function)
+    if not facts.silent:
+        yield from ((a, b) for a, b in permutations(e.nodes, 2)
+                    if not (apart and role[a] == role[b] == "worker"))
 
 
-def _colocated(p: Placed) -> str:
-    if not p.served:
+def _served(e: Experiment) -> bool:
+    """Whether there are servers."""
+    return "server" in roles(e.nodes).values()
+
+
+def _silent(what: str, e: Experiment) -> str:
+    """Why no message passes the links between hosts, or between the nodes of one."""
+    if not any(_pairs(e)):
+        return e.facts.because[""] if e.facts.silent else "it has one node"
+    host = e.network.host
+    if any((host[a] != host[b]) == (what == "between") for a, b in _pairs(e)):
+        return ""
+    return ("all nodes that exchange messages are on one host" if what == "between" else
+            "no two nodes that exchange messages share a host")
+
+
+def _colocated(e: Experiment) -> str:
+    if not _served(e):
         return _NO_SERVERS
-    rotates = p.experiment.servers == p.experiment.workers
+    rotates = e.servers == e.workers
     try:
-        same = p.machine.with_(colocated=False).place(p.deployment) == p.network.host and not rotates
+        same = e.machine.with_(colocated=False).place(e.nodes) == e.network.host and not rotates
     except ValueError:  # the hosts leave out servers, which it places
         same = False
     return "the hosts of the machine already say where its servers are" if same else ""
 
 
-def _cores(p: Placed) -> str:
+def _cores(e: Experiment) -> str:
     count = dict[str, int]()
-    for name, node in p.deployment.items():
-        host = p.network.host[name]
+    for name, node in e.nodes.items():
+        host = e.network.host[name]
         count[host] = count.get(host, 0) + 1 + len(node.handlers)
     most = max(count.values())
-    return f"a host has at most {most} program{'s' * (most > 1)}" if most <= (p.machine.cores or 0) else ""
+    return f"a host has at most {most} program{'s' * (most > 1)}" if most <= (e.machine.cores or 0) else ""
 
 
-def _server_speeds(p: Placed) -> str:
-    if not p.served:
+def _server_speeds(e: Experiment) -> str:
+    if not _served(e):
         return _NO_SERVERS
-    return "" if p.machine.update else "updates take no time (--update gives them one)"
+    return "" if e.machine.update else "updates take no time (--update gives them one)"
 
 
-def _loads(p: Placed) -> str:
-    of_servers = all(load.role == "server" for load in p.machine.loads)
-    return _NO_SERVERS if of_servers and not p.served else ""
+def _loads(e: Experiment) -> str:
+    of_servers = all(load.role == "server" for load in e.machine.loads)
+    return _NO_SERVERS if of_servers and not _served(e) else ""
 
 
-def _duplex(p: Placed) -> str:
-    return p.silent("between") or "the bandwidth is unlimited" * math.isinf(p.machine.bandwidth)
+def _duplex(e: Experiment) -> str:
+    return _silent("between", e) or "the bandwidth is unlimited" * math.isinf(e.machine.bandwidth)
 
 
-def _groups(p: Placed) -> str:
-    home = {name: p.network.group_of(host) for name, host in p.network.host.items()}
-    if any(home[a] != home[b] for a, b in p.pairs()):
+def _groups(e: Experiment) -> str:
+    home = {name: e.network.group_of(host) for name, host in e.network.host.items()}
+    if any(home[a] != home[b] for a, b in _pairs(e)):
         return ""
-    return p.silent("between") or "all its nodes are in one group"
+    return _silent("between", e) or "all its nodes are in one group"
 
 
-def _reduction(p: Placed) -> str:
-    if not declared(p.experiment.function):
+def _reduction(e: Experiment) -> str:
+    if not declared(e.function):
         return ""
-    if not p.experiment.facts.collective:
-        return "it has no collective" + ": --update is the time of a server's update" * p.served
-    return "one replica has nothing to add" if p.experiment.replicas == 1 else ""
+    if not e.facts.collective:
+        return "it has no collective" + ": --update is the time of a server's update" * _served(e)
+    return "one replica has nothing to add" if e.replicas == 1 else ""
 
 
-def _codec(p: Placed) -> str:
-    e = p.experiment
+def _codec(e: Experiment) -> str:
     encodes = of(e.problem).compress or e.facts.codec or not declared(e.function)
     return "" if encodes else "it encodes nothing: --compress does"
 
 
 #: why a field of the machine changes nothing of a run; empty if it does
-UNUSED: Mapping[str, Callable[[Placed], str]] = {
+UNUSED: Mapping[str, Callable[[Experiment], str]] = {
     "colocated": _colocated, "cores": _cores, "server_speeds": _server_speeds, "loads": _loads,
-    "duplex": _duplex, "latency": lambda p: p.silent("between"), "bandwidth": lambda p: p.silent("between"),
-    "inside": lambda p: p.silent("inside"), "groups": _groups, "reduction": _reduction, "codec": _codec}
+    "duplex": _duplex, "groups": _groups, "reduction": _reduction, "codec": _codec,
+    "latency": partial(_silent, "between"), "bandwidth": partial(_silent, "between"),
+    "inside": partial(_silent, "inside")}
 
 
 def check(experiments: Sequence[Experiment], stated: Sequence[str]) -> None:
     """Refuse fields of the machine that flags have set, and that change none of these experiments."""
     asked = [name for name in stated if name in UNUSED]
-    placed = [Placed.of(e) for e in experiments] if asked else []
     for name in asked:
-        whys = [UNUSED[name](p) for p in placed]
-        if placed and all(whys):
+        whys = [UNUSED[name](e) for e in experiments]
+        if experiments and all(whys):
             flag = "load" if name == "loads" else name.replace("_", "-")
             raise Usage(f"--{flag} changes nothing of {experiments[0].name}: {whys[0]}; expected no --{flag}")
 
