@@ -128,12 +128,15 @@ def test_wrong_use_is_refused(arguments, says, capsys):
 
 
 @pytest.mark.slow
-def test_all_mistakes_and_correct_programs_take_seconds(tmp_path):
-    """As processes: nothing wrong passes, nothing correct is refused; processor seconds of each."""
+def test_mistakes_and_correct_programs_take_seconds(tmp_path):
+    """As processes: nothing wrong passes, nothing correct is refused; processor seconds of each.
+
+    Each fourth mistake: all are found above, without a process.
+    """
     import resource
 
     seconds = []
-    cases = [(*case, 1) for case in mistakes.write(tmp_path, PLAIN.read_text())]
+    cases = [(*case, 1) for case in mistakes.write(tmp_path, PLAIN.read_text())[::4]]
     cases += [(f"{module.__file__}:{name}", algorithm, {}, 0) for module in (unusual, others)
               for name, algorithm in module.PROGRAMS.items()]
     for target, algorithm, options, code in cases:

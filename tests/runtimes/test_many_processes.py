@@ -64,15 +64,15 @@ class Measured:
 
 
 def bytes_of_a_run(algorithm, workers, transport):
-    servers = SERVERS if facts_of(CATALOGUE[algorithm]).served else None
-    experiment = prepare(algorithm, data="quadratic", lr=0.01, steps=STEPS, workers=workers, servers=servers,
+    servers = SERVERS if facts_of(CATALOGUE[algorithm]).served else 0
+    experiment = prepare(algorithm, data="quadratic", lr=0.01, steps=STEPS, workers=workers, servers=max(1, servers),
                          machine=Machine())
     gradient = Measured(experiment.problem.gradient)
     experiment = replace(experiment, problem=replace(experiment.problem, gradient=gradient))
     result = run(experiment.deploy, experiment.machine, transport=transport, on_start=gradient.look)
     gradient.thread.join()
     gradient.flag.close()
-    assert len(result.values) == workers + (servers or 0)
+    assert len(result.values) == workers + servers
     assert set(result.trace.iterations.values()) == {STEPS}
     return gradient.bytes
 
