@@ -12,6 +12,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace.metrics import measure
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
@@ -171,8 +172,8 @@ def test_the_library_is_as_before_after_an_experiment():
 def test_the_table_of_figures_has_those_of_a_run():
     """Next to the predicted ones, under the same names."""
     pytest.importorskip("sphinx", reason="Sphinx builds the site: pip install '.[docs]'")
-    from algorithm_page import FIGURES, measured_figures
+    from algorithm_page import FIGURES
 
     trace = simulate(CATALOGUE["bsp"](quadratic(workers=2), 2, 3, SGD(0.1)), Machine(compute="fixed(2)")).trace
-    found = measured_figures(trace)
+    found = measure(trace)
     assert {*FIGURES} <= {*found} and found["seconds"] == 6 and found["updates"] == 3

@@ -282,6 +282,6 @@ def test_the_page_of_the_design_has_the_arrows_and_the_places_of_the_code():
 
 
 def test_the_check_of_the_design_finds_a_wrong_arrow_and_a_wrong_place():
-    assert allowed(DESIGN.replace("| `theory` | cluster |", "| `theory` | trace |"))["theory"] == {"trace"}
+    assert allowed(DESIGN.replace("| `theory` | cluster, trace |", "| `theory` | trace |"))["theory"] == {"trace"}
     assert list(misplaced(DESIGN.replace("`trace/metrics.py`", "`trace/counts.py`"))) == ["counts.py"]
     assert list(misplaced(DESIGN.replace("`Engine.act`", "`Engine.interpret`"))) == ["Engine.interpret"]

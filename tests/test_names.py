@@ -108,7 +108,7 @@ def test_a_deployment_may_choose_its_names(runtime):
     drawn = found.trace.busy if runtime == "simulator" else {
         w: found.trace.lateness[w]["drawn"] for w in found.trace.workers}
     assert drawn == pytest.approx({"alice": 0.16, "bob": 0.16, "carol": 0.32})
-    assert found.measured["staleness"]["mean"] > 0.5 and found.history[-1][2] == found.history[-1][1]
+    assert found.measured["staleness_mean"] > 0.5 and found.history[-1][2] == found.history[-1][1]
     died = run(faults="kill worker 2 at step 3", on_death="continue")
     assert [e.node for e in died.trace.of(Crashed)] == ["carol"]
     both = run(faults="kill bob at step 3", on_death="continue")

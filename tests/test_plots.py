@@ -177,16 +177,16 @@ def test_the_page_of_a_run_shows_hosts_and_links_and_grows_with_their_rows(summe
 def test_staleness_over_time_has_the_mean_of_the_histogram(asp, ax):
     plots.staleness_over_time(asp.trace, ax, bins=1)
     (_, mean), = [line.get_xydata()[0] for line in ax.lines]
-    assert mean == pytest.approx(asp.measured["staleness"]["mean"])
+    assert mean == pytest.approx(asp.measured["staleness_mean"])
     heights = list(np.asarray(ax.collections[0].get_array()).ravel())
-    counts = asp.measured["staleness"]["histogram"]
+    counts = asp.measured["staleness_histogram"]
     assert heights == pytest.approx([100 * counts.get(str(k), 0) / 160 for k in range(len(heights))])
 
 
 def test_the_communication_pattern_sums_to_the_bytes_sent(asp, gossip, ax):
     for result, unit in ((asp, 1e3), (gossip, 1.0)):
         table = plots.communication(result.trace, Figure().subplots()).images[0].get_array()
-        assert list(table.sum(axis=1) * unit) == pytest.approx(list(result.measured["bytes_sent"].values()))
+        assert list(table.sum(axis=1) * unit) == pytest.approx(list(result.measured["bytes_sent_by_node"].values()))
         assert not np.diag(table).any()
 
 

@@ -12,9 +12,9 @@ import refsgd
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.display.tables import comparison_table, prediction_lines, sentences, sweep_table
-from refsgd.experiment.evaluation import measure
 from refsgd.experiment.sweep import sweep
 from refsgd.theory import Prediction, predict
+from refsgd.trace.metrics import measure
 
 MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001, bandwidth=2e6)
 NAMES = ("bsp", "asp", "ssp", "staleness-aware", "backup-workers")
@@ -135,8 +135,8 @@ def test_the_overrun_of_gradients_is_the_workers_not_that_of_a_servers_short_upd
 def ended(row, accuracy, updates, staleness):
     """A row whose run ended with that test accuracy after that many updates of such staleness."""
     run = row.simulated
-    ages = {**run.measured["staleness"], "mean": float(staleness), "max": staleness}
-    measured = {**run.measured, "updates": updates, "staleness": ages}
+    measured = {**run.measured, "updates": updates, "staleness_mean": float(staleness),
+                "staleness_max": staleness}
     return replace(row,
                    simulated=replace(run, accuracy={"test": accuracy, "train": accuracy}, measured=measured),
                    measured=None)

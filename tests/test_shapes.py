@@ -26,7 +26,7 @@ def test_a_shape_only_net_takes_the_time_and_the_bytes_of_a_vector(name):
     common = {"workers": workers, "steps": 5, "machine": MACHINE, **SHARES.get(name, {})}
     real = refsgd.run(name, replace(quadratic(d=1003, workers=4), layers=None), **common).measured
     timed = refsgd.run(name, shape_only(1003), **common).measured
-    for key in ("seconds", "bytes_sent", "messages", "idle_ratio", "staleness"):
+    for key in ("seconds", "bytes_sent_by_node", "messages", "idle_ratio", "staleness_histogram"):
         assert timed[key] == real[key], key
 
 

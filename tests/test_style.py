@@ -29,7 +29,7 @@ ARROWS = {
     "cluster": {"effects"},
     "trace": set(),
     "runtimes": {"effects", "cluster", "trace", "problems"},
-    "theory": {"cluster"},
+    "theory": {"cluster", "trace"},
     "display": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "theory", "experiment"},
     "experiment": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "theory", "_version", ""},  # "": `Result.plot` and `.player` ask the package for the room of display
     "_version": set(),

@@ -635,7 +635,7 @@ def chapter5(lab: Lab) -> Part:
     def sent(strategy: str, n: int, link: str = "Ethernet") -> dict[str, float]:
         """Bytes out of each node in a step."""
         key = Key(strategy, "F+B", link, n, 128)
-        return {node: b / steps(key) for node, b in seen[key].measured["bytes_sent"].items()}
+        return {node: b / steps(key) for node, b in seen[key].measured["bytes_sent_by_node"].items()}
 
     busiest = {s: {n: max(sent(s, n).values()) for n in nodes} for s in strategies}
     worker = {(s, link): {n: [b for node, b in sent(s, n, link).items() if not node.startswith("server")][-1]

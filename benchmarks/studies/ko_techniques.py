@@ -160,7 +160,7 @@ def _grids(seen: Mapping[Case, Seen], accuracy: Accuracies, algorithms: Sequence
         return [of(seen[*case, t]) if (*case, t) in seen else "–" for t in TECHNIQUES]
 
     def megabytes(run: Seen) -> float:
-        return float(sum(run.measured["bytes_sent"].values())) / 1e6 / run.the_result.steps
+        return float(run.measured["bytes_sent"]) / 1e6 / run.the_result.steps
 
     refused: dict[str, list[Any]] = {}
     for a in algorithms:

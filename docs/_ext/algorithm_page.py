@@ -55,6 +55,7 @@ from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Sent, Trace
+from refsgd.trace.metrics import METRICS, measure
 
 #: a worker at half speed, and messages slow enough to be seen
 PICTURE = {"compute": "fixed(1)", "latency": "0.05", "bandwidth": "400", "update": "fixed(0.1)",
@@ -62,17 +63,9 @@ PICTURE = {"compute": "fixed(1)", "latency": "0.05", "bandwidth": "400", "update
 #: a small cluster with memoryless workers
 CLUSTER = {"compute": "exponential(0.02)", "latency": "0.0005", "bandwidth": "4e6", "update": "fixed(0.0005)"}
 INK = "#010203"  #: drawn with it, and written as the page's own text colour
-FIGURES = {
-    "seconds_per_iteration": ("seconds per iteration", "seconds_per_iteration"),
-    "seconds": ("seconds of the run", "seconds"),
-    "updates": ("updates", "updates"),
-    "bytes_sent": ("bytes sent", "bytes_sent"),
-    "staleness_mean": ("staleness, mean", "staleness"),
-    "staleness_max": ("staleness, largest", "staleness"),
-    "idle_ratio": ("idle share of a worker's time", "idle_ratio"),
-    "clock_gap_max": ("clock gap (started), largest", "clock_gap"),
-    "lead_max": ("lead (completed), largest", "lead"),
-}
+#: metrics of a table, in their order
+FIGURES = ("seconds_per_iteration", "seconds", "updates", "bytes_sent", "staleness_mean", "staleness_max",
+           "idle_ratio", "clock_gap_max", "lead_max")
 KIND = {"exact": "exact", "numerical": "numerical", "approximation": "approximation", "lower": "lower bound",
         "upper": "upper bound"}
 
@@ -389,7 +382,7 @@ class Check(Run):
                              seed=o.get("seed", 0), **own)
         predicted = experiment.formulas()
         trace = simulate(experiment.deploy, machine, o.get("seed", 0)).trace
-        measured = measured_figures(trace)
+        measured = measure(trace)
         wanted = o.get("figures", " ".join(FIGURES)).split()
         errors = sampling_errors(trace, machine, steps)
         if "bytes_sent" in predicted and predicted["bytes_sent"].error:  # a mean: how many are sent is chance
@@ -420,21 +413,8 @@ class Check(Run):
         difference = "0" if difference in ("+0.000", "-0.000", "+0.0 %", "-0.0 %") else difference
         formula = p.formula.replace("|", "\\|").replace("*", "\\*")
         return (
-            f"| {FIGURES[key][0]} | {formula} | {fitting(p.value)} | {KIND[p.bound or p.kind]} | "
+            f"| {METRICS[key].label} | {formula} | {fitting(p.value)} | {KIND[p.bound or p.kind]} | "
             f"{fitting(seen)} | {difference} |\n")
-
-
-def measured_figures(trace: Trace) -> dict[str, float]:
-    """The figures of a run under the names of the predicted ones."""
-    from refsgd.experiment.evaluation import measure
-
-    m = measure(trace)
-    return {"seconds_per_iteration": m["seconds_per_iteration"], "seconds": m["seconds"],
-            "updates": m["updates"],
-            "bytes_sent": sum(m["bytes_sent"].values()), "staleness_mean": m["staleness"]["mean"],
-            "staleness_max": m["staleness"]["max"],
-            "idle_ratio": m["idle_ratio"], "clock_gap_max": m["clock_gap"]["max"],
-            "lead_max": m["lead"]["max"]}
 
 
 def sampling_errors(trace: Trace, machine: Machine, steps: int) -> dict[str, Callable[[float], float]]:

@@ -1,4 +1,4 @@
-"""List algorithms, nets, data sets, machines."""
+"""List algorithms, nets, data sets, machines, metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.presets import PRESETS
 from refsgd.experiment.arguments import options_of
 from refsgd.experiment.options.architectures import ARCHITECTURES
+from refsgd.trace.metrics import METRICS
 
 
 def options(_: argparse.ArgumentParser) -> None:
@@ -40,3 +41,7 @@ def do(args: argparse.Namespace) -> None:
     print("distributions of a compute time")
     for found in DISTRIBUTIONS:
         tell("  " + found, 4)
+    print("metrics (refsgd predict ALGORITHM --sweep QUANTITY=RANGE --metric NAME)")
+    for name in (name for name, metric in METRICS.items() if metric.predicted):
+        unit = METRICS[name].unit
+        tell(f"  {name:{width}} {METRICS[name].meaning}" + f" [{unit}]" * (unit != "1"), width + 3)

@@ -14,10 +14,10 @@ from rich.table import Table
 from refsgd.cluster.prices import mean_gradient
 from refsgd.cluster.units import counted
 from refsgd.experiment.compare import HARD, Comparison, Row
-from refsgd.experiment.evaluation import flat
 from refsgd.experiment.result import Result, samples_of
 from refsgd.experiment.sweep import Sweep
 from refsgd.theory.prediction import STANDARD_ERROR
+from refsgd.trace.metrics import METRICS, Metric
 
 NAME = 16  #: characters after which an algorithm's options get a separate line
 #: activity of an idle worker, by cause
@@ -31,21 +31,19 @@ WAITING = {"transfer": "waiting for messages on the wire (transfer)",
            "idleness": "waiting"}
 #: smaller differences in test accuracy may be chance: two standard errors at 97 % of 360 images are 0.025
 CHANCE = 0.03
-#: columns of a comparison: heading, priority for leaving it out, metric, scale, format
-METRICS = (("test\naccuracy", 2, "accuracy", 1.0, "{:.1%}"),
-           ("ms per\niteration", 0, "seconds_per_iteration", 1e3, "{:.2f}"),
-           ("images/s", 4, "images_per_second", 1.0, "{:.0f}"),
-           ("Δ time", 5, "residual", 1.0, "{:+.1%}"),
-           ("staleness\nmean", 3, "staleness_mean", 1.0, "{:.2f}"),
-           ("staleness\nmax", 6, "staleness_max", 1.0, "{:.0f}"),
-           ("idle", 1, "idle_ratio", 1.0, "{:.1%}"),
-           ("MB\nsent", 7, "bytes_sent", 1e-6, "{:.3f}"),
-           ("memory\nMB", 8, "memory", 1e-6, "{:.2f}"))
+#: what a comparison shows besides the metrics of its runs
+SHOWN = {**METRICS,
+         "accuracy": Metric("accuracy", "1", "", "", head="test\naccuracy", pattern="{:.1%}"),
+         "residual": Metric("residual", "1", "", "time per iteration against the line above", head="Δ time",
+                            pattern="{:+.1%}"),
+         "memory": METRICS["memory_worker"]._replace(meaning="of the node that holds most",
+                                                     head="memory\nMB")}
+#: columns of a comparison, each with its priority for leaving it out
+COLUMNS = {"accuracy": 2, "seconds_per_iteration": 0, "images_per_second": 4, "residual": 5,
+           "staleness_mean": 3, "staleness_max": 6, "idle_ratio": 1, "bytes_sent": 7, "memory": 8}
+#: columns that the caption explains, and how it calls them
+EXPLAINED = {"residual": "Δ time", "staleness_mean": "staleness", "idle_ratio": "idle", "memory": "memory"}
 ROLES = ("memory_worker", "memory_server", "memory_stage")  #: whose fullest node's memory is predicted
-MEANING = {"Δ time": "Δ time: time per iteration against the line above.",
-           "staleness\nmean": "staleness: updates that a gradient missed.",
-           "idle": "idle: share of a worker's time without computing.",
-           "memory\nMB": "memory: of the node that holds most."}
 #: no ranking if the processes' time differs from the simulated time by a larger share
 OFF = 0.25
 SIGN = {"exact": "", "numerical": "", "simulated": "", "approximation": "~", "lower": "≥", "upper": "≤"}
@@ -74,22 +72,22 @@ def fitted(columns: Sequence[Column], width: int, **options: Any) -> Table:
     return table
 
 
-def _predicted(row: Row, key: str, scale: float, pattern: str) -> str:
+def _predicted(row: Row, key: str) -> str:
     held = [row.predicted[role] for role in ROLES if role in row.predicted]
     found = max(held, key=lambda p: p["value"], default=None) if key == "memory" else row.predicted.get(key)
     if found is None:
         return "-"
-    value = "∞" if found["value"] is None else pattern.format(found["value"] * scale)
-    error = pattern.format(found["terms"].get(STANDARD_ERROR, 0.0) * scale)
+    value = "∞" if found["value"] is None else SHOWN[key].text(found["value"])
+    error = SHOWN[key].text(found["terms"].get(STANDARD_ERROR, 0.0))
     if found["kind"] == "numerical" and error.strip("0.%"):  # visible at this precision
         value = f"{value.removesuffix('%')}±{error}"
     return SIGN[found.get("bound") or found["kind"]] + value
 
 
 def _seen(row: Row, result: Result | None, against: str) -> dict[str, Any]:
-    """The metrics of a run, under the names of `METRICS`."""
+    """The values of a run, under the names of `COLUMNS`."""
     return {} if result is None else {
-        **flat(result.measured), "accuracy": result.accuracy.get("test"), "residual": residual(row, against)}
+        **result.measured, "accuracy": result.accuracy.get("test"), "residual": residual(row, against)}
 
 
 def residual(row: Row, against: str) -> float | None:
@@ -159,24 +157,24 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
     """A row per algorithm, with a line for each of predicted, simulated and, if available, measured."""
     real = any(row.measured for row in comparison.rows)
     columns = [Column("algorithm", [], right=False), Column("", [], right=False),
-               *(Column(head, [], rank) for head, rank, *_ in METRICS)]
+               *(Column(SHOWN[key].head, [], rank) for key, rank in COLUMNS.items())]
     for row in comparison.rows:
         best = row.measured or row.simulated
         size = [counted(best.workers, "worker"), counted(best.steps, "step")] if best else []
         runs = [_seen(row, row.simulated, "predicted"), _seen(row, row.measured, "simulated")][:1 + real]
         cells = [[*wrap(row.label, NAME, break_long_words=False, break_on_hyphens=False), *size],
                  ["predicted", "simulated", "measured"][:1 + len(runs)]]
-        for _, _, key, scale, pattern in METRICS:
+        for key in COLUMNS:
             values = [seen.get(key) for seen in runs]
-            cells.append([_predicted(row, key, scale, pattern),
-                          *("-" if v is None else pattern.format(v * scale) for v in values)])
+            cells.append([_predicted(row, key), *("-" if v is None else SHOWN[key].text(v) for v in values)])
         for column, lines in zip(columns, cells, strict=True):
             column.cells.append("\n".join(lines))
     table = fitted(columns, width, title=f"{comparison.machine}", show_lines=True)
     table.caption = " ".join([
         "predicted: by formula; simulated: in virtual time" + "; measured: on OS processes" * real + ".",
         "~ approximation, ± standard error, if visible at this precision, ≤ ≥ bound.",
-        *(MEANING[str(c.header)] for c in table.columns if c.header in MEANING),
+        *(f"{word}: {SHOWN[key].meaning}." for key, word in EXPLAINED.items()
+          if SHOWN[key].head in [c.header for c in table.columns]),
         *dict.fromkeys(f"{each[0].upper()}{each[1:]}." for r in comparison.results.values()
                        for each in samples_of(r.problem))])
     return table
@@ -248,11 +246,11 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
         mostly = f", mostly {max(causes, key=causes.__getitem__)}" if idle[most] >= 0.005 else ""
         out.append(f"Workers of {most} are idle {idle[most]:.0%} of the time{mostly}"
                    + (f"; those of {least} {idle[least]:.0%}." if most != least else "."))
-        stalest = max(many, key=lambda name: many[name].measured["staleness"]["mean"])
-        s = many[stalest].measured["staleness"]
-        if s["max"]:
-            out.append(
-                f"A gradient of {stalest} misses {s['mean']:.1f} updates on average and {s['max']} at most.")
+        stalest = max(many, key=lambda name: many[name].measured["staleness_mean"])
+        s = many[stalest].measured
+        if s["staleness_max"]:
+            out.append(f"A gradient of {stalest} misses {s['staleness_mean']:.1f} updates on average and "
+                       f"{s['staleness_max']} at most.")
         out += _despite_staleness(many)
     histories = [r.history for r in seen.values() if r.history and r.accuracy]
     if histories:
@@ -269,14 +267,14 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
 
 def _despite_staleness(many: Mapping[str, Result]) -> list[str]:
     """Why stale gradients led to higher accuracy, if they did by more than chance."""
-    fresh = {name: r for name, r in many.items() if r.accuracy and not r.measured["staleness"]["max"]}
+    fresh = {name: r for name, r in many.items() if r.accuracy and not r.measured["staleness_max"]}
     if not fresh:
         return []
     base = min(fresh, key=lambda name: fresh[name].measured["updates"])
     better = {name: r.accuracy["test"] for name, r in many.items()
               if r.accuracy and (r.workers, r.steps) == (fresh[base].workers, fresh[base].steps)
               and r.accuracy["test"] > fresh[base].accuracy["test"] + CHANCE
-              and r.measured["staleness"]["max"]
+              and r.measured["staleness_max"]
               and r.measured["updates"] >= 2 * fresh[base].measured["updates"]}
     if not better:
         return []
@@ -333,7 +331,7 @@ def _parting(hard: Comparison) -> list[str]:
         text += f"; {', '.join(diverged)} diverged"
     fewest = min(r.measured["updates"] for r in hard.results.values() if r.workers > 1)
     hasty = [name for name, accuracy in final.items() if accuracy < final[best] - 0.1
-             and (m := hard.results[name].measured)["staleness"]["max"]
+             and (m := hard.results[name].measured)["staleness_max"]
              and m["updates"] > HARD["workers"] / 2 * fewest]  # each push is an update at the full rate
     if not (hasty or diverged):
         return [text + "."]

@@ -18,7 +18,7 @@ from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, perform
 from refsgd.experiment.functions import Algorithm, deployment_function, is_place, listed, shared
 from refsgd.experiment.options import unused
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Experiment, Say, Usage, prepare
-from refsgd.experiment.result import Result
+from refsgd.experiment.result import FORMAT, Result
 from refsgd.runtimes.fork import runtime_here
 from refsgd.trace.schema import json_text
 
@@ -82,15 +82,15 @@ class Comparison:
     hard: Comparison | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values, format 1."""
-        out = {"refsgd": __version__, "format": 1, "machine": self.machine.to_json(), "runtime": self.runtime,
-               "seed": self.seed, "rows": [row.to_dict() for row in self.rows]}
+        """As JSON values, in the format of results."""
+        out = {"refsgd": __version__, "format": FORMAT, "machine": self.machine.to_json(),
+               "runtime": self.runtime, "seed": self.seed, "rows": [row.to_dict() for row in self.rows]}
         if self.hard is not None:
             out["hard"] = self.hard.to_dict()
         return out
 
     def to_json(self) -> str:
-        """The comparison as JSON, format 1."""
+        """The comparison as JSON, in the format of results."""
         return json_text(self.to_dict())
 
     @property

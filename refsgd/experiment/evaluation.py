@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from math import nan
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -26,42 +26,10 @@ from refsgd.experiment.result import (
 )
 from refsgd.problems import Problem
 from refsgd.trace import Added, Crashed, Run, Trace, joined
-from refsgd.trace.metrics import number_images
+from refsgd.trace.metrics import measure, number_images
 from refsgd.trace.moments import Moment, moments
-from refsgd.trace.waiting import waiting_by_cause
 
 EVALUATIONS = 20  #: rows of a history, not counting its end
-
-
-def measure(trace: Trace) -> dict[str, Any]:
-    """Metrics under the keys of the public JSON format."""
-    taus = [tau for _, tau in trace.staleness]
-    rate = trace.iteration_rate  # of all workers together, each until its own end
-    # a server's draws are too short for a ratio
-    late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
-    drawn = sum(t["drawn"] for t in late)
-    return {
-        "seconds": trace.seconds,
-        "seconds_per_iteration": len(trace.rates) / rate if rate else 0.0,
-        "images_per_second": trace.images_per_second,
-        "updates": max(trace.updates.values(), default=0),
-        "bytes_sent": dict(trace.bytes_sent),
-        "messages": trace.messages,
-        "staleness": {"mean": float(np.mean(taus)) if taus else 0.0, "max": max(taus, default=0),
-                      "histogram": {str(k): v for k, v in trace.staleness_histogram.items()},
-                      "unit": "updates"},
-        "clock_gap": {"max": trace.clock_gap},
-        "lead": {"max": trace.lead},
-        "idle_ratio": trace.idle_ratio,
-        "idle_by_cause": waiting_by_cause(trace),
-        "overrun_ratio": sum(t["overrun"] for t in late) / drawn if drawn else 0.0,
-    }
-
-
-def flat(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of `measure`, each of them a number under the name of its prediction where it has one."""
-    return {**measured, "bytes_sent": sum(measured["bytes_sent"].values()),
-            "staleness_mean": measured["staleness"]["mean"], "staleness_max": measured["staleness"]["max"]}
 
 
 def evaluations_of(problem: Problem, most: int = EVALUATIONS) -> int:

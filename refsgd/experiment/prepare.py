@@ -40,6 +40,7 @@ from refsgd.experiment.options.problems import (
     own_problem,
 )
 from refsgd.problems import Problem
+from refsgd.trace.metrics import PREDICTED
 
 if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
     from refsgd.theory import Figures
@@ -228,10 +229,10 @@ class Experiment:
         facts = self.facts
         if not facts.formula:
             why = facts.no_formula or f"there is no formula for {self.name}"
-            return theory.Figures().without(f"{why}; simulate it: --kind simulated", *theory.FIGURES)
+            return theory.Figures().without(f"{why}; simulate it: --kind simulated", *PREDICTED)
         if not self.machine.paced:
             return theory.Figures().without("the machine has no compute time; give one: --compute 20ms",
-                                            *theory.FIGURES)
+                                            *PREDICTED)
         options = self.own
         plan = exchanges.plan(facts, options, self.problem, self.servers, self.machine.codec)
         found = theory.predict(

@@ -20,9 +20,14 @@ from refsgd.cluster.units import counted, written
 from refsgd.effects import Array, Factory
 from refsgd.experiment.memory import in_words
 from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace, joined
+from refsgd.trace.metrics import METRICS
 from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, infinities, json_text, misfit
 
-FORMAT = 1  #: version of the JSON format
+FORMAT = 2  #: version of the JSON format
+#: metrics under one name in format 1: {"staleness": {"mean": 0.5}} is now {"staleness_mean": 0.5}
+NESTED = {"staleness_mean": ("staleness", "mean"), "staleness_max": ("staleness", "max"),
+          "staleness_histogram": ("staleness", "histogram"), "clock_gap_max": ("clock_gap", "max"),
+          "lead_max": ("lead", "max")}
 # NaN and infinity, too, as Python writes them
 _REAL = Kind("a number", lambda value: NUMBER.fits(value) or type(value) is float)
 _FINITE = Kind('a number, null, "inf" or "-inf"',
@@ -42,11 +47,7 @@ SCHEMA: dict[str, Any] = {
     "history": [Row(dict.fromkeys(("seconds", "updates", "images", "loss", "accuracy"), _FINITE))],
     "accuracy": _ACCURACY, "loss": _FINITE, "consensus_distance": _FINITE,
     **dict.fromkeys(("parameters_sha256", "schedule_sha256"), TEXT),
-    "measured": {
-        **dict.fromkeys(("seconds", "seconds_per_iteration", "images_per_second", "idle_ratio", "messages"),
-                        _REAL),
-        "bytes_sent": _REALS, "idle_by_cause": _REALS, "staleness": {"mean": _REAL, "max": _REAL},
-        "clock_gap": {"max": _REAL}, "lead": {"max": _REAL}}}
+    "measured": {name: _REALS if metric.by else _REAL for name, metric in METRICS.items() if metric.of}}
 
 
 def parameters_sha256(x: Array) -> str:
@@ -164,11 +165,10 @@ class Result:
     machine : Machine
     workers, servers, steps, seed : int
     measured : dict
-        Metrics of the trace: seconds (virtual in the simulator, wall-clock otherwise), bytes, staleness,
-        idleness.
+        Metrics of the run by name; ``refsgd.trace.metrics.METRICS`` has their units and meanings.
     predicted : mapping
-        The same keys where there is a prediction, each with value, kind, terms and the formula; computed when
-        first looked at.
+        The same names where there is a prediction, each with value, kind, terms and the formula; computed
+        when first looked at.
     history : list of [seconds, updates, images, loss, test accuracy]
     accuracy : dict
         "train" and "test", in [0, 1]; empty where the problem has no classes.
@@ -205,7 +205,7 @@ class Result:
     deploy: Factory | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The public JSON format, version 1, as a dictionary."""
+        """The public JSON format, version 2, as a dictionary."""
         out: dict[str, Any] = {"refsgd": __version__, "format": FORMAT}
         for f in fields(self):
             if f.name in SCHEMA:
@@ -234,9 +234,11 @@ class Result:
             data = json.loads(text)
         except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not JSON: {error}; expected a result written by refsgd") from None
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
+        if not isinstance(data, dict) or data.get("format") not in (1, FORMAT):
             found = data.get("format") if isinstance(data, dict) else type(data).__name__
-            raise ValueError(f"result format {found!r}; expected {FORMAT}")
+            raise ValueError(f"result format {found!r}; expected {FORMAT}, or 1 of an older version")
+        if data["format"] == 1:
+            data["measured"] = _flat(data.get("measured"))
         wrong = misfit(data, SCHEMA)
         if wrong:
             raise ValueError(f"result: {wrong}")
@@ -259,6 +261,10 @@ class Result:
     def summary(self) -> str:
         """A few lines for people."""
         m = self.measured
+
+        def said(name: str) -> str:
+            return METRICS[name].text(m[name])
+
         lines = [
             f"{self.label}: {counted(self.workers, 'worker')}, {counted(self.servers, 'server')}, "
             f"{counted(self.steps, 'step')}, {self.runtime}, seed {self.seed}",
@@ -278,13 +284,13 @@ class Result:
             lines.append(f"not finite {m['not_finite']}")
         causes = ", ".join(f"{k} {v:.1%}" for k, v in m["idle_by_cause"].items() if v >= 0.0005)
         lines += [
-            f"time       {m['seconds']:.3f} s, {m['seconds_per_iteration'] * 1e3:.2f} ms an iteration, "
-            f"{m['images_per_second']:.0f} images/s",
-            f"staleness  mean {m['staleness']['mean']:.2f}, max {m['staleness']['max']} updates; "
-            f"clock gap {m['clock_gap']['max']}, lead {m['lead']['max']} iterations",
-            f"idle       {m['idle_ratio']:.1%}" + (f" ({causes})" if causes else ""),
-            f"messages   {m['messages']}, {sum(m['bytes_sent'].values()) / 1e6:.3f} MB in all"
-            + (f"; the fullest server holds {m['largest_server']:.2f} times the mean"
+            f"time       {said('seconds')} s, {said('seconds_per_iteration')} ms an iteration, "
+            f"{said('images_per_second')} images/s",
+            f"staleness  mean {said('staleness_mean')}, max {said('staleness_max')} updates; "
+            f"clock gap {said('clock_gap_max')}, lead {said('lead_max')} iterations",
+            f"idle       {said('idle_ratio')}" + (f" ({causes})" if causes else ""),
+            f"messages   {said('messages')}, {said('bytes_sent')} MB in all"
+            + (f"; the fullest server holds {said('largest_server')} times the mean"
                if self.servers > 1 and "largest_server" in m else ""),
             f"parameters {self.parameters_sha256[:16] or 'none (a shape-only net)'}, schedule "
             f"{self.schedule_sha256[:16]}",
@@ -336,6 +342,20 @@ class Result:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.summary())}</pre>"
+
+
+def _flat(measured: Any) -> Any:
+    """Metrics of format 1 under their names today; what is missing or of a wrong kind stays so."""
+    if not isinstance(measured, dict):
+        return measured
+    found = measured.copy()
+    for name, (group, key) in NESTED.items():
+        if isinstance(values := measured.get(group), dict) and key in values:
+            found[name] = values[key]
+    found["bytes_sent_by_node"] = sent = found.pop("bytes_sent", None)
+    if _REALS.fits(sent):
+        found["bytes_sent"] = sum(sent.values())
+    return {name: value for name, value in found.items() if name in METRICS}
 
 
 def _number(value: Any) -> Any:

@@ -177,7 +177,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
     Examples
     --------
     >>> result = run("bsp", data="quadratic", steps=50, lr=0.5)
-    >>> result.measured["updates"], result.measured["staleness"]["max"]
+    >>> result.measured["updates"], result.measured["staleness_max"]
     (50, 0)
     """
     return carry_out(RunOptions.of(algorithm, problem, options))

@@ -11,30 +11,28 @@ from refsgd.cluster.devices import Device
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.prices import each, on_devices, own
 from refsgd.experiment.arguments import Usage
-from refsgd.experiment.evaluation import count_images, flat, measure
+from refsgd.experiment.evaluation import count_images
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.prepare import Experiment
 from refsgd.problems.shapes import in_shape_only
 from refsgd.theory.estimate import Estimate, sampling
 from refsgd.theory.phenomena.iteration import controlled_mean
-from refsgd.theory.prediction import FIGURES, Figures, Prediction
+from refsgd.theory.prediction import Figures, Prediction
 from refsgd.trace import Chosen, Computed, Trace
+from refsgd.trace.metrics import METRICS, PREDICTED, measure
 
 EVENTS = 40_000  #: of all runs together, about a second; so the number of runs depends on no clock
 LEAST, PRECISE = 4, 0.005  #: runs if times are drawn; the relative standard error that is enough
 SHORT = 24  #: steps of a run, at least; one with too many events is continued at its second half's pace
-UNITS = {"images_per_second": "images/s", "updates": "updates", "bytes_per_iteration": "bytes",
-         "bytes_sent": "bytes", "idle_ratio": "1", "idle_by_cause": "1", "staleness_mean": "updates",
-         "staleness_max": "updates", "clock_gap_max": "iterations", "lead_max": "iterations"}
 TIMES = "seconds", "seconds_per_iteration"  #: whose errors the luck of the drawn times explains
-CAUSE = "idle: "  #: before the name of a cause
+CAUSE = "idle_by_cause: "  #: before the name of a cause
 Metrics = dict[str, float]
 
 
 def simulated(experiment: Experiment) -> Figures:
     """Means of all metrics over simulated runs."""
-    return with_sizes(experiment, means(experiment, FIGURES))
+    return with_sizes(experiment, means(experiment, PREDICTED))
 
 
 def means(experiment: Experiment, names: Collection[str]) -> Figures:
@@ -53,7 +51,7 @@ def means(experiment: Experiment, names: Collection[str]) -> Figures:
     formula = f"a run on {problem}" if first == last else (
         f"mean of {len(runs)} runs on {problem}, seeds {first} to {last}")
     found = Figures()
-    for name in FIGURES:
+    for name in PREDICTED:
         if name not in names:
             continue
         mean = _mean(runs, "idle_ratio" if name == "idle_by_cause" else name)
@@ -62,7 +60,7 @@ def means(experiment: Experiment, names: Collection[str]) -> Figures:
             causes = sorted({key for run in runs for key in run if key.startswith(CAUSE)})
             terms = {key.removeprefix(CAUSE): float(np.mean([run.get(key, 0.0) for run in runs]))
                      for key in causes}
-        found[name] = Prediction(mean.value, UNITS.get(name, "s"), "simulated", terms, formula,
+        found[name] = Prediction(mean.value, METRICS[name].unit, "simulated", terms, formula,
                                  "the simulator")
     return found
 
@@ -105,11 +103,10 @@ def _trace(experiment: Experiment, steps: int) -> Trace:
 def _seen(experiment: Experiment, trace: Trace) -> Metrics:
     """The metrics of a simulated run, idle shares by cause, and the number of ages."""
     count_images(experiment, trace)
-    seen = flat(measure(trace))
+    seen = measure(trace)
     causes = {CAUSE + cause: share for cause, share in seen["idle_by_cause"].items()}
-    return {name: seen[name] for name in FIGURES if isinstance(seen.get(name), int | float)} | causes | {
-        "clock_gap_max": seen["clock_gap"]["max"], "lead_max": seen["lead"]["max"],
-        "aged": len(trace.staleness)}
+    return {name: seen[name] for name in PREDICTED if name in seen and not METRICS[name].by} | causes | {
+        "gradients": len(trace.staleness)}
 
 
 def _metrics(seen: Metrics, half: Metrics | None, length: int, steps: int) -> Metrics:
@@ -118,21 +115,18 @@ def _metrics(seen: Metrics, half: Metrics | None, length: int, steps: int) -> Me
         more, first = (steps - length) / (length - length // 2), _totals(half)
         total = {name: value + more * (value - first.get(name, 0.0)) for name, value in _totals(seen).items()}
         seen = {**seen, **total, **{name: total[name] / (total[whole] or 1.0)
-                                    for name in total if (whole := _share_of(name))}}
+                                    for name in total if (whole := _per(name)) != "run"}}
     return {**seen, "bytes_per_iteration": seen["bytes_sent"] / steps}
 
 
-def _share_of(name: str) -> str:
-    """The metric with whose total a mean or share is weighted; empty if it grows with the run itself."""
-    rates = ("idle_", "images_", CAUSE)
-    return "aged" if name == "staleness_mean" else "seconds" if name.startswith(rates) else ""
+def _per(name: str) -> str:
+    """That of which a metric, a cause's share or the number of gradients is a mean; "run" of a sum."""
+    return "run" if name == "gradients" else METRICS[name.partition(":")[0]].per
 
 
 def _totals(seen: Metrics) -> Metrics:
     """What grows with a run: seconds, updates, bytes, seconds of idleness, the staleness of all updates."""
-    growing = [name for name in seen
-               if _share_of(name) or name in ("seconds", "updates", "bytes_sent", "aged")]
-    return {name: seen[name] * (seen[whole] if (whole := _share_of(name)) else 1) for name in growing}
+    return {name: value * seen.get(whole, 1) for name, value in seen.items() if (whole := _per(name))}
 
 
 def _luck(experiment: Experiment, trace: Trace) -> float:

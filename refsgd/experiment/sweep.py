@@ -13,10 +13,11 @@ import numpy as np
 
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.units import bytes_per_second, seconds
-from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of
+from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of, suggestion
 from refsgd.experiment.functions import Algorithm, deployment_function, listed, shared
 from refsgd.experiment.options import unused
 from refsgd.experiment.prepare import DEFAULT_MACHINE, prepare
+from refsgd.trace.metrics import METRICS
 
 POINTS = 1000  #: most values of a sweep
 #: quantities that can be swept, and their least whole number; None for a quantity of the machine
@@ -88,6 +89,10 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
           metric: str = "images_per_second", **arguments: Any) -> Sweep:
     """Predict one metric of several algorithms over a range."""
     _check(quantity, values)
+    known = [name for name, each in METRICS.items() if each.predicted]
+    if metric not in known:
+        raise Usage(f"metric {metric!r} is unknown; expected one of {', '.join(known)}"
+                    + suggestion(metric, known))
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
     stated, chosen = arguments.pop("stated", ()), listed(algorithms)
     named = [deployment_function(algorithm) for algorithm in chosen]
@@ -119,11 +124,8 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
     if all(point is None for points in curves.values() for point in points):
         if isinstance(refused, Usage):
             raise refused
-        if why:
-            raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here: {why}")
-        raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here; expected e.g. "
-                    "images_per_second, seconds_per_iteration, idle_ratio, staleness_mean, "
-                    "bytes_per_iteration")
+        raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here"
+                    + (f": {why}" if why else "; expected another metric, such as images_per_second"))
     unused.check(experiments, stated)
     return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves))
 

@@ -6,6 +6,6 @@ algorithm.
 """
 
 from refsgd.theory.predict import ALGORITHMS, predict
-from refsgd.theory.prediction import FIGURES, DomainError, Figures, Prediction
+from refsgd.theory.prediction import DomainError, Figures, Prediction
 
-__all__ = ["ALGORITHMS", "FIGURES", "DomainError", "Figures", "Prediction", "predict"]
+__all__ = ["ALGORITHMS", "DomainError", "Figures", "Prediction", "predict"]

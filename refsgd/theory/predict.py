@@ -27,8 +27,9 @@ from refsgd.theory.algorithms.zero import zero
 from refsgd.theory.estimate import LARGEST, Uncovered, check_count, check_distribution
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
-from refsgd.theory.prediction import FIGURES, DomainError, Figures, Prediction
+from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting
+from refsgd.trace.metrics import PREDICTED
 
 
 def _named(*formulas: Callable[[Setting], Figures]) -> dict[str, Callable[[Setting], Figures]]:
@@ -126,11 +127,10 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     Returns
     -------
     Figures
-        Predictions of some of seconds_per_iteration, images_per_second, seconds, updates,
-        bytes_per_iteration, bytes_sent, idle_ratio, idle_by_cause, staleness_mean, staleness_max,
-        clock_gap_max and lead_max; ``missing`` says why others are absent.  All are absent if the options
-        name a graph without a formula, if programs of a host share its processors, if there are too many
-        workers, or if nodes share links in AD-PSGD, pair averaging, or collectives other than the ring.
+        Predictions of some of ``refsgd.trace.metrics.PREDICTED``; ``missing`` says why others are absent.
+        All are absent if the options name a graph without a formula, if programs of a host share its
+        processors, if there are too many workers, or if nodes share links in AD-PSGD, pair averaging, or
+        collectives other than the ring.
 
     Raises
     ------
@@ -170,10 +170,10 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         _check_covered(name, setting)
         found = ALGORITHMS[name](setting)
     except Uncovered as why:
-        return Figures().without(str(why), *FIGURES)
+        return Figures().without(str(why), *PREDICTED)
     if name in PEERS:
         found["updates"] = replace(found["updates"], formula="updates of each worker")
     if not steps:
         _of_no_steps(found)
-    found.missing = {figure: found.missing[figure] for figure in FIGURES if figure not in found}
+    found.missing = {name: found.missing[name] for name in PREDICTED if name not in found}
     return found

@@ -10,12 +10,6 @@ from typing import Any, Literal
 Kind = Literal["exact", "numerical", "approximation", "bound", "simulated"]
 Side = Literal["", "lower", "upper"]
 STANDARD_ERROR = "standard error"  #: name of the term with the standard error
-#: predicted metrics of a run, in printing order
-FIGURES = ("seconds_per_iteration", "images_per_second", "seconds", "updates", "bytes_per_iteration",
-           "bytes_sent", "idle_ratio", "idle_by_cause",
-           "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")
-#: those that depend on times
-TIMES = ("seconds_per_iteration", "images_per_second", "seconds", "idle_ratio", "idle_by_cause")
 
 
 class DomainError(ValueError):

@@ -18,7 +18,8 @@ from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
-from refsgd.theory.prediction import TIMES, Figures, Kind, Prediction, Side
+from refsgd.theory.prediction import Figures, Kind, Prediction, Side
+from refsgd.trace.metrics import METRICS, PREDICTED
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,8 @@ def count(value: float, unit: str, formula: str, **terms: float) -> Prediction:
 
 #: why a figure is left to a simulation
 QUEUES = "no closed form: messages meet on links, and their order decides who waits"
+#: metrics in seconds, or relative to the seconds of the run
+TIMES = [name for name in PREDICTED if METRICS[name].unit == "s" or METRICS[name].per == "seconds"]
 
 
 def figures(c: Setting, step: Prediction | None, run: Prediction | None, updates: int, sent: float,

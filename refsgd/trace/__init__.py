@@ -13,11 +13,12 @@ from refsgd.trace.events import (
     Received,
     Returned,
     Sent,
+    Transit,
     taken,
 )
-from refsgd.trace.metrics import CAUSES
 from refsgd.trace.moments import Thinner, joined, thin
-from refsgd.trace.run import Run, Trace, Transit, Use
+from refsgd.trace.run import Run, Trace, Use
+from refsgd.trace.waiting import CAUSES
 
 __all__ = [
     "CAUSES", "UNORDERED", "Added", "Chosen", "Computed", "Crashed", "Event", "Loaded", "Marked", "Polled",

@@ -201,6 +201,20 @@ class Crashed(NamedTuple):
 Event = (Computed | Sent | Received | Polled | Chosen | Marked | Loaded | Added | Returned | Crashed)
 
 
+class Transit(NamedTuple):
+    """A message, with the times of its Send, the start of its transmission, its arrival and its receipt."""
+
+    src: str
+    to: str
+    message: str
+    number: int
+    nbytes: int
+    sent: float
+    start: float
+    arrival: float
+    received: float
+
+
 def taken(event: Event) -> tuple[str, str, int] | None:
     """The message that an event took.
 

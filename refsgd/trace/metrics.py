@@ -1,25 +1,23 @@
 """Metrics of a run: bytes, throughput, staleness, clock gaps and idle times.
 
-Each is a function of the trace, the same for every runtime, and an attribute of `Trace` with the same name.
-`refsgd.trace.waiting` computes the causes of waiting.
+Each function is of the trace, the same for every runtime, and an attribute of `Trace` with the same name.
+`METRICS` says which numbers a result has, in which units and in which words.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from refsgd.trace.events import UNORDERED, Added, Computed, Crashed, Event, Loaded, Marked, Returned, Sent
+from refsgd.trace.waiting import waiting_by_cause
 
 if TYPE_CHECKING:
     from refsgd.trace.run import Trace
-
-#: causes of waiting, see `refsgd.trace.waiting`
-CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update", "codec")
 
 
 # -- counting ----------------------------------------------------------------------------------------------
@@ -298,3 +296,98 @@ def idle_ratio(trace: Trace) -> float:
     if not trace.seconds or not lived:
         return 0.0
     return 1 - sum(trace.busy.values()) / lived / trace.seconds
+
+
+def overrun_ratio(trace: Trace) -> float:
+    """The workers' computing time beyond the drawn times, relative to these; a server's are too short."""
+    late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
+    drawn = sum(t["drawn"] for t in late)
+    return sum(t["overrun"] for t in late) / drawn if drawn else 0.0
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+
+class Metric(NamedTuple):
+    """One metric of a run: what every table, picture, page and file says of it."""
+
+    name: str  #: its key in `Result.measured`, and in `Result.predicted` if there is a prediction
+    unit: str  #: "1" of a share or ratio; "" if it is no number
+    label: str  #: in tables and on axes
+    meaning: str  #: in one clause
+    #: its value, from a `Trace`, whose properties have types only after this file; None: no trace has it
+    of: Callable[[Any], Any] | None = None
+    predicted: Literal["formula", "sizes", ""] = "formula"  #: sizes: of the run's parts
+    #: "run" if it grows with a run, else that of which it is a mean or share; "" of a rate or an extreme
+    per: Literal["", "run", "seconds", "gradients"] = ""
+    by: str = ""  #: what the keys are, if it is a mapping
+    head: str = ""  #: of a column
+    scale: float = 1.0  #: to the unit in `head`
+    pattern: str = "{:.0f}"
+    details: str = ""  #: what else a reader must know
+
+    def text(self, value: float) -> str:
+        """A value as it stands under `head`."""
+        return self.pattern.format(value * self.scale)
+
+
+METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (
+    Metric("seconds_per_iteration", "s", "seconds per iteration",
+           "time until each worker's own end divided by its iterations, mean of the workers",
+           lambda t: len(t.rates) / t.iteration_rate if t.iteration_rate else 0.0,
+           head="ms per\niteration", scale=1e3, pattern="{:.2f}"),
+    Metric("images_per_second", "images/s", "images per second", "images of applied gradients per second",
+           images_per_second, per="seconds", head="images/s"),
+    Metric("seconds", "s", "seconds of the run", "time until the last main program returned",
+           lambda t: t.seconds, per="run", pattern="{:.3f}",
+           details="virtual in the simulator, wall-clock otherwise"),
+    Metric("updates", "updates", "updates", "updates of one server; without servers, of one worker",
+           lambda t: max(t.updates.values(), default=0), per="run"),
+    Metric("bytes_per_iteration", "bytes", "bytes per iteration", "bytes sent divided by the steps"),
+    Metric("bytes_sent", "bytes", "bytes sent", "payload of all messages: arrays and declared scalars",
+           lambda t: sum(t.bytes_sent.values()), per="run", head="MB\nsent", scale=1e-6, pattern="{:.3f}",
+           details="headers, requests and the first distribution of the model are not counted"),
+    Metric("bytes_sent_by_node", "bytes", "bytes sent by each node", "the same by sender",
+           lambda t: dict(t.bytes_sent), predicted="", by="node"),
+    Metric("messages", "messages", "messages", "messages between nodes", lambda t: t.messages, predicted=""),
+    Metric("idle_ratio", "1", "idle share of a worker's time", "share of a worker's time without computing",
+           lambda t: t.idle_ratio, per="seconds", head="idle", pattern="{:.1%}",
+           details="mean over the workers, each until it dies"),
+    Metric("idle_by_cause", "1", "idle share by cause", "the same by cause; the causes sum to it",
+           waiting_by_cause, per="seconds", by="cause"),
+    Metric("staleness_mean", "updates", "mean staleness", "updates that a gradient missed",
+           lambda t: sum(tau for _, tau in t.staleness) / max(1, len(t.staleness)), per="gradients",
+           head="staleness\nmean", pattern="{:.2f}", details="mean over gradients and parts"),
+    Metric("staleness_max", "updates", "largest staleness", "most updates that a gradient missed",
+           lambda t: max(t.staleness_histogram, default=0), head="staleness\nmax"),
+    Metric("staleness_histogram", "gradients", "gradients by staleness",
+           "gradients by the updates that they missed",
+           lambda t: {str(tau): count for tau, count in t.staleness_histogram.items()}, predicted="",
+           by="staleness"),
+    Metric("clock_gap_max", "iterations", "largest clock gap (started)",
+           "iterations by which a worker that starts one is ahead of the slowest", lambda t: t.clock_gap),
+    Metric("lead_max", "iterations", "largest lead (completed)",
+           "largest difference of the workers' completed iterations", lambda t: t.lead),
+    Metric("overrun_ratio", "1", "computing beyond the drawn times",
+           "computing time of the workers beyond the drawn times, relative to these", overrun_ratio,
+           predicted="", pattern="{:.1%}", details="trust a paced run only if it is small"),
+    Metric("largest_server", "1", "fullest server over the mean",
+           "bytes of the fullest server divided by the mean over servers", predicted="sizes",
+           pattern="{:.2f}", details="where `--layout` is not `equal`"),
+    *(Metric(f"memory_{role}", "bytes", f"memory of a {role}", f"bytes that the fullest {role} holds",
+             predicted="sizes", scale=1e-6, pattern="{:.2f}",
+             details="parameters, gradient, state of the update rule, activations by the net's plan, what an "
+                     "update creates; without the interpreter and the data")
+      for role in ("worker", "server", "stage")),
+    Metric("not_finite", "", "numbers that are not finite",
+           "where the first such numbers were, in words; absent if there are none", predicted=""),
+    Metric("resources", "", "resources by process",
+           "processor time, resident memory and its growth, bytes written", predicted="", by="process",
+           details="with `--monitor`; `predicted` is the sum of what its nodes hold"))}
+#: names of the metrics that formulas or simulated runs predict, in printing order
+PREDICTED = tuple(metric.name for metric in METRICS.values() if metric.predicted == "formula")
+
+
+def measure(trace: Trace) -> dict[str, Any]:
+    """The metrics of a trace, by name."""
+    return {name: metric.of(trace) for name, metric in METRICS.items() if metric.of}

@@ -9,25 +9,11 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 from refsgd.trace import metrics, moments
-from refsgd.trace.events import Computed, Event, Marked, Polled, Received, Sent, taken
+from refsgd.trace.events import Computed, Event, Marked, Polled, Received, Sent, Transit, taken
 from refsgd.trace.export import to_chrome
 
 E = TypeVar("E", bound=Event)
 NOTHING = "", "", 0  # a message without a sender
-
-
-class Transit(NamedTuple):
-    """A message, with the times of its Send, the start of its transmission, its arrival and its receipt."""
-
-    src: str
-    to: str
-    message: str
-    number: int
-    nbytes: int
-    sent: float
-    start: float
-    arrival: float
-    received: float
 
 
 class Use(NamedTuple):

@@ -17,9 +17,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
 from math import inf
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from refsgd.trace import CAUSES, Computed, Crashed, Marked, Received, Returned, Sent, Trace, Transit, taken
+from refsgd.trace.events import Computed, Crashed, Marked, Received, Returned, Sent, Transit, taken
+
+if TYPE_CHECKING:
+    from refsgd.trace.run import Trace
+
+CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update", "codec")
 
 Program = tuple[str, int]  #: node, number of its program
 Message = tuple[str, str, int]  #: from, to, number on this channel

@@ -59,7 +59,7 @@ def test_central_architectures_grow_with_the_workers_and_gain_from_bandwidth(nam
         machine = refsgd.Machine(compute="fixed(25)", latency=1e-5, bandwidth=bandwidth, **how.fields(n))
         found = refsgd.run(how.algorithm, net=f"shapes:{size / 4:.0f}", data="none", workers=n, steps=2, evaluations=0,
                            machine=machine, **how.options).measured
-        busiest[n], seconds[n, bandwidth] = max(found["bytes_sent"].values()) / 2, found["seconds_per_iteration"]
+        busiest[n], seconds[n, bandwidth] = max(found["bytes_sent_by_node"].values()) / 2, found["seconds_per_iteration"]
     grown, gained = seconds[16, 125e6] / seconds[4, 125e6], seconds[16, 125e6] / seconds[16, 7e9]
     if central:
         assert all((n - 1) * size <= busiest[n] <= n * size for n in busiest)
@@ -76,7 +76,7 @@ def test_pscpu_gathers_at_one_worker_and_sends_the_mean_to_the_others():
         found = refsgd.run(how.algorithm, net="shapes:25000000", data="none", workers=n, steps=1, evaluations=0,
                            machine=machine, **how.options).measured
         assert found["seconds"] == pytest.approx(1 + 2 * (n - 1))
-        assert found["bytes_sent"] == {"peer0": (n - 1) * 1e8, **{f"peer{i}": 1e8 for i in range(1, n)}}
+        assert found["bytes_sent_by_node"] == {"peer0": (n - 1) * 1e8, **{f"peer{i}": 1e8 for i in range(1, n)}}
 
 
 def test_horovod_crosses_between_hosts_less_often_where_they_have_several_devices():

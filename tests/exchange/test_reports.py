@@ -24,7 +24,7 @@ def test_the_server_with_fc6_holds_three_times_the_mean_and_chunks_cure_it(layou
 def test_runs_and_predictions_report_the_fullest_server(capsys):
     how = {"data": "digits", "steps": 2, "workers": 2, "servers": 2, "layout": "layers"}
     found = refsgd.run("asp", **how)
-    sent = [found.measured["bytes_sent"][node] for node in found.trace.nodes if node.startswith("server")]
+    sent = [found.measured["bytes_sent_by_node"][node] for node in found.trace.nodes if node.startswith("server")]
     homes = [int(node[6:].split(".")[0]) for node in found.trace.nodes if node.startswith("server")]
     held = [sum(b for b, k in zip(sent, homes, strict=True) if k == server) for server in range(2)]
     assert found.measured["largest_server"] == pytest.approx(2 * max(held) / sum(held))

@@ -94,8 +94,8 @@ def _seen(algorithm: str, **arguments: Any) -> dict[str, Any]:
     m = result.measured
     return clip({"parameters": result.parameters_sha256[:16], "schedule": result.schedule_sha256[:16],
                  "seconds": m["seconds"],
-                 "updates": m["updates"], "messages": m["messages"], "bytes": sum(m["bytes_sent"].values()),
-                 "staleness": m["staleness"]["mean"], "idle": m["idle_ratio"]})
+                 "updates": m["updates"], "messages": m["messages"], "bytes": m["bytes_sent"],
+                 "staleness": m["staleness_mean"], "idle": m["idle_ratio"]})
 
 
 def simulated(algorithm: str, options: dict[str, Any]) -> dict[str, Any]:

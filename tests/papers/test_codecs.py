@@ -223,7 +223,7 @@ def test_os_processes_and_the_simulator_give_the_same_bits(text):
     runs = [refsgd.run(own, data="quadratic", workers=3, steps=5, lr=0.1, machine=machine, runtime=runtime)
             for runtime in ("simulator", "processes")]
     assert runs[0].parameters_sha256 == runs[1].parameters_sha256
-    assert runs[0].measured["bytes_sent"] == runs[1].measured["bytes_sent"]
+    assert runs[0].measured["bytes_sent_by_node"] == runs[1].measured["bytes_sent_by_node"]
 
 
 # -- rules -----------------------------------------------------------------------------------------------------

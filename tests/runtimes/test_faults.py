@@ -369,8 +369,8 @@ def test_figures_after_a_death_are_the_same_among_processes(runtime, death):
     v, m = virtual.measured, found.measured
     assert found.trace.iterations == virtual.trace.iterations and found.history[-1][2] == virtual.history[-1][
         2]
-    assert m["messages"] == v["messages"] and m["bytes_sent"] == v[
-        "bytes_sent"] and found.trace.updates == virtual.trace.updates
+    assert m["messages"] == v["messages"] and m["bytes_sent_by_node"] == v[
+        "bytes_sent_by_node"] and found.trace.updates == virtual.trace.updates
     # The dead slip, too, and take a moment to be missed.
     missed = max((e.time - max((c.time for c in found.trace.of(Computed, e.node)), default=0.0)
                   for e in found.trace.of(Crashed)), default=0.0)

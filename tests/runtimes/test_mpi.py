@@ -238,7 +238,7 @@ for name, how in (("bsp", LAYERS), ("bsp", dict(layout="layers", balance="size",
     found, expected = refsgd.run(name, runtime="mpi", machine=refsgd.Machine(), **how), refsgd.run(name, **how)
     if not MPI.COMM_WORLD.rank:
         print("SEEN", found.parameters_sha256 == expected.parameters_sha256,
-              found.measured["bytes_sent"] == expected.measured["bytes_sent"], found.measured["messages"] == expected.measured["messages"])
+              found.measured["bytes_sent_by_node"] == expected.measured["bytes_sent_by_node"], found.measured["messages"] == expected.measured["messages"])
 how = dict(data="integers", workers=2, steps=12, lr=0.25, evaluations=0, compress="topk:0.5",
            machine=refsgd.Machine(compute="fixed(0.03)", bandwidth=500), **LAYERS)
 found, expected = refsgd.run("bsp", runtime="mpi", **how), refsgd.run("bsp", **how)

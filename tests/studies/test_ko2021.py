@@ -104,7 +104,7 @@ def test_a_technique_is_a_run_or_is_refused_with_its_reason(algorithm, technique
 def test_compression_is_computed_at_the_ratio_that_its_claim_names():
     """A thousandth of each of VGG-16's matrices, 8 bytes an entry, and its 13,416 biases whole, to one peer."""
     seen = timed(Lab(quick=True), ["allreduce"], [10], workers=2, steps=1)
-    (sent,) = set(seen["VGG-16", 10, "allreduce", "DGC"].measured["bytes_sent"].values())
+    (sent,) = set(seen["VGG-16", 10, "allreduce", "DGC"].measured["bytes_sent_by_node"].values())
     assert sent == pytest.approx(8 * 138_344_128 / 1000 + 4 * 13_416, rel=1e-4)
     assert "0.1 %" in _compression(seconds_of(1.0), server_of(2.0))[0].says
 

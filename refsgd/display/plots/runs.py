@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from refsgd.cluster.prices import mean_gradient
 from refsgd.display.plots.colors import CAUSE_COLORS, LINES, MARKERS, axes_or_current, color_of, with_labels
 from refsgd.trace import CAUSES
+from refsgd.trace.metrics import METRICS
 
 if TYPE_CHECKING:  # these import this package
     from refsgd.experiment.result import Result
@@ -57,7 +58,7 @@ def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes
             ax.barh(list(results), shares, left=left, color=CAUSE_COLORS[cause], label=cause)
         left = [a + b for a, b in zip(left, shares)]
     _bars_of(results, ax, left, "idle_ratio", 100.0, "{:.0f} %")
-    ax.set_xlabel("idle share of a worker's time, %")
+    ax.set_xlabel(f"{METRICS['idle_ratio'].label}, %")
     if ax.get_legend_handles_labels()[0]:  # below the bars, which it would cover
         ax.legend(fontsize="small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     return ax
@@ -92,7 +93,7 @@ def staleness_histogram(results: Mapping[str, Result], ax: Axes | None = None) -
     """Share of gradients [%] by the number of updates that they missed, a step line per result."""
     ax, largest = axes_or_current(ax), 1
     for result, style in _styled(results):
-        counts = {int(k): v for k, v in result.measured["staleness"]["histogram"].items()}
+        counts = {int(k): v for k, v in result.measured["staleness_histogram"].items()}
         if total := sum(counts.values()):
             top = max(counts)
             largest = max(largest, top)
@@ -142,12 +143,15 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
         ax.plot([0, most], [0, most * each], color="#BBBBBB", linewidth=1, zorder=0, label="no waiting")
     ax.set_xlim(left=0)
     ax.set_ylim(bottom=0)
-    return with_labels(ax, "workers", "images/s")
+    return with_labels(ax, "workers", METRICS["images_per_second"].unit)
 
 
 def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = None,
                                figure: str = "seconds_per_iteration") -> Axes:
     """One metric, run against formula; on the grey diagonal they are equal.  Bounds are drawn hollow."""
+    known = [name for name, metric in METRICS.items() if metric.of and metric.predicted and not metric.by]
+    if figure not in known:
+        raise ValueError(f"metric {figure!r}; expected one of {', '.join(known)}")
     ax, seen = axes_or_current(ax), []
     for name, result in results.items():
         value = _predicted(result, figure)
@@ -161,8 +165,8 @@ def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = 
     if seen:
         ends = [min(seen) * 0.95, max(seen) * 1.05]
         ax.plot(ends, ends, color="#BBBBBB", linewidth=1, zorder=0)
-    words = figure.replace("_", " ")
-    return with_labels(ax, f"{words}, predicted", f"{words}, run")
+    label = METRICS[figure].label
+    return with_labels(ax, f"{label}, predicted", f"{label}, run")
 
 
 def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
@@ -180,7 +184,7 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
                     fontsize="x-small")
     if found.values[0] > 0 and found.values[-1] / found.values[0] > 50:
         ax.set_xscale("log")
-    return with_labels(ax, found.quantity, f"{found.metric.replace('_', ' ')}, {found.unit}")
+    return with_labels(ax, found.quantity, f"{METRICS[found.metric].label}, {found.unit}")
 
 
 def resources(result: Result, ax: Axes | None = None,

@@ -12,6 +12,7 @@ from refsgd.runtimes.simulator import Simulator
 from refsgd.theory.estimate import Estimate, sampling
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.trace import Trace
+from refsgd.trace.metrics import METRICS
 from refsgd.trace.waiting import waiting_by_cause
 
 PRECISE = 0.01  #: relative standard error at which no more runs are made
@@ -19,8 +20,6 @@ FEWEST, MOST = 3, 16  #: runs, if anything is drawn
 #: events of a run whose waiting is traced back to its causes, which takes longer than the run; of the short
 #: first run
 TRACED, BRIEF = 5_000, 20_000
-UNITS = {"seconds": "s", "seconds_per_iteration": "s", "bytes_per_iteration": "bytes", "idle_ratio": "1",
-         "staleness_mean": "updates"}
 
 
 @dataclass
@@ -68,11 +67,10 @@ def _simulator(e: Experiment) -> Simulator:
 
 def _means(traces: list[Trace], steps: int) -> Figures:
     """The mean of each metric over runs."""
-    rows = [{"seconds": t.seconds, "seconds_per_iteration": len(t.rates) / t.iteration_rate,
-             "bytes_per_iteration": sum(t.bytes_sent.values()) / steps, "idle_ratio": t.idle_ratio,
-             "staleness_mean": np.mean([tau for _, tau in t.staleness] or [0])} for t in traces]
     out, of = Figures(), f"mean over simulated runs: {len(traces)} of {steps} steps"
-    for name, unit in UNITS.items():
-        mean = Estimate.of(np.array([row[name] for row in rows], float))
-        out[name] = Prediction(mean.value, unit, "simulated", sampling(mean.error), of, "the simulator")
+    for name in ("seconds", "seconds_per_iteration", "bytes_per_iteration", "idle_ratio", "staleness_mean"):
+        value = METRICS[name].of or (lambda t: sum(t.bytes_sent.values()) / steps)
+        mean = Estimate.of(np.array([value(t) for t in traces], float))
+        out[name] = Prediction(mean.value, METRICS[name].unit, "simulated", sampling(mean.error), of,
+                               "the simulator")
     return out
