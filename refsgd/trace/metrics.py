@@ -312,7 +312,7 @@ class Metric(NamedTuple):
     """One metric of a run: what every table, picture, page and file says of it."""
 
     name: str  #: its key in `Result.measured`, and in `Result.predicted` if there is a prediction
-    unit: str  #: "1" of a share or ratio; "" if it is no number
+    unit: str  #: "1" of a share or ratio; "" of words and objects
     label: str  #: in tables and on axes
     meaning: str  #: in one clause
     #: its value, from a `Trace`, whose properties have types only after this file; None: no trace has it
