@@ -1,6 +1,7 @@
 """The rate as a function of updates: warm-up, linear scaling and the cosine, at servers and replicas alike."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -24,8 +25,7 @@ def rates(name, **arguments):
         seen.add((t, schedule(t)))
         return schedule(t)
 
-    object.__setattr__(experiment.sgd, "schedule", spied)
-    simulate(experiment.deploy, experiment.machine, seed=0)
+    simulate(replace(experiment, sgd=replace(experiment.sgd, schedule=spied)).deploy, experiment.machine, seed=0)
     return sorted(seen)
 
 
