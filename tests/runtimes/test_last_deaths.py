@@ -100,6 +100,6 @@ def test_those_who_die_while_a_run_is_halted_are_restarted_with_it():
     nothing would be left for the others.
     """
     found = run("independent", "processes", "kill peer 0 at step 2", "kill peer 1 at step 2", workers=3,
-                on_death="restart", machine=MACHINE.with_(compute="fixed(0.01)", speeds=(1, 1, 0.05)))
+                on_death="restart", machine=MACHINE.with_(speeds=(1, 1, 0.05)))
     assert ends(found) == dict.fromkeys(["peer0", "peer1", "peer2"], 5)
     assert {e.node for e in found.trace.of(Crashed)} == {"peer0", "peer1"}
