@@ -7,7 +7,7 @@ import re
 import shlex
 import time
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,10 @@ import pytest
 from benchmarks.advice import asked
 from benchmarks.studies import parts_of
 from refsgd import theory
-from refsgd.cli import main
+from refsgd.cli import build_parser, main
 from refsgd.cli.advise import broken
+from refsgd.cli.options import machine_of
+from refsgd.cluster.links import Link
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
 from refsgd.experiment.advice.advise import advise, filling
@@ -33,7 +35,9 @@ from refsgd.experiment.advice.candidates import (
     Candidate,
     divided,
 )
+from refsgd.experiment.advice.strategies import _flags
 from refsgd.experiment.arguments import Usage
+from refsgd.experiment.prepare import prepare
 from refsgd.experiment.run import run
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.layers import Relu
@@ -531,6 +535,21 @@ def test_the_commands_it_gives_run(capsys):
         program, *arguments = shlex.split(s.command)
         assert program == "refsgd" and main([*arguments, "--steps", "2"]) == 0
     capsys.readouterr()
+
+
+FULL = Machine("fixed(0.1)", latency=1e-5, bandwidth=1e9, duplex="half", update="2ms", hosts="cyclic:4", groups="2x2",
+               inside="10us,32GB/s,half", uplink=Link(0.0123456789, 1.25e8), speeds=(1, 1, 2, 1), server_speeds=(1, 0.5),
+               loads="worker1: 1@0, 3@30; server0: 2@1")
+PLAIN = Machine("fixed(0.1)", latency=1e-5, bandwidth=1e9)
+
+
+@pytest.mark.parametrize(("base", "machine"), [*permutations((FULL, PLAIN, PLAIN.with_(colocated=True)), 2)])
+def test_flags_turn_one_machine_into_another(base, machine, monkeypatch):
+    """Whatever one of them has and the other has not."""
+    experiment = prepare("bsp", net="shapes:1000", data="none", workers=4, servers=2, steps=2, machine=machine)
+    monkeypatch.setattr("refsgd.cli.options.load_timed", lambda _: (base, None))
+    line = ["run", "bsp", *shlex.split(_flags(experiment, "base", base))]
+    assert machine_of(build_parser().parse_args(line)) == machine
 
 
 def test_a_command_describes_the_machine(capsys, tmp_path):

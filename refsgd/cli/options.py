@@ -202,7 +202,7 @@ def of_machine(where: argparse._ArgumentGroup) -> None:
                      f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
     where.add_argument("--slow-motion", type=float, metavar="K",
                        help="make the whole machine K times slower, so that real processes can keep pace")
-    where.add_argument("--colocated", action="store_true", default=None,
+    where.add_argument("--colocated", action=argparse.BooleanOptionalAction, default=None,
                        help="server k shares the host of worker k mod n")
     where.add_argument("--cores", type=int, metavar="C",
                        help="cores of a host, which its programs share (default: enough for all)")
@@ -354,10 +354,8 @@ def machine_of(args: argparse.Namespace) -> Machine:
 
 def _described(args: argparse.Namespace) -> Machine:
     said = {name: value for name in FIELDS if (value := getattr(args, name, None)) is not None}
-    for name in ("compute", "hosts", "inside", "groups", "uplink"):
-        if said.get(name) == "none":
-            said[name] = "" if name in ("hosts", "groups") else None
-    if said.get("groups") == "":
+    said |= {name: getattr(Machine, name) for name, value in said.items() if value in ("none", ["none"])}
+    if said.get("groups") in ("", ()):
         said["uplink"] = None
     if args.latency is not None and args.latency.strip().startswith("-"):
         raise Usage(f"latency {args.latency}; expected a time >= 0")

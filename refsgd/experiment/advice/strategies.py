@@ -12,6 +12,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster import devices, placement, prices, units
 from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.links import Link
 from refsgd.cluster.machine import Machine
 from refsgd.effects import ranks, roles
 from refsgd.experiment.advice.budget import Budget, simulated
@@ -276,27 +277,41 @@ def _command(c: Candidate, case: Case, q: Question, e: Experiment) -> str:
 
 def _flags(e: Experiment, name: str = "", base: Machine | None = None) -> str:
     """The machine as flags of the command line, which change `base`, a machine of that name; without those
-    that would change nothing of the run, which refuses them."""
+    that ask for something of which this run has no use, and which it would refuse."""
     machine = e.machine
     base, found = base or Machine(), [f"--machine {shlex.quote(name)}"] if name else []
     for field in fields(machine):
         value = getattr(machine, field.name)
         alike = field.name == "speeds" and not base.speeds and set(value) == {1.0}
-        idle = field.name in UNUSED and UNUSED[field.name]
-        if not field.compare or alike or value == getattr(base, field.name) or (idle and idle(e)):
+        differs = field.compare and not alike and value != getattr(base, field.name)
+        asked = value != field.default and field.name in UNUSED  # what is removed is not asked for
+        if not differs or (asked and UNUSED[field.name](e)):
             continue
-        flag = f"--{field.name.replace('_', '-')}"
-        found.append(flag if value is True else f"{flag} {shlex.quote(_text(field.name, value) or 'none')}")
+        if isinstance(value, bool):
+            found.append(f"--{'' if value else 'no-'}{field.name}")
+        else:
+            flag = "load" if field.name == "loads" else field.name.replace("_", "-")
+            found.append(f"--{flag} {shlex.quote(_text(field.name, value))}")
     return " ".join(found)
 
 
+def _link(link: Link) -> str:
+    """A link as the command line reads it, in few digits where these are exact."""
+    short = str(link).removesuffix(" duplex")
+    return short if Link.of(short) == link else f"{link.latency!r}, {link.bandwidth!r}, {link.duplex}"
+
+
 def _text(name: str, value: Any) -> str:
-    """A field of a machine as the command line reads it."""
+    """A field of a machine as the command line reads it; "none" removes what another machine has."""
+    if value in (None, "", ()):
+        return "none"
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
     if name == "hosts" and not isinstance(value, str):
         return "; ".join(map(",".join, value))
     writers: dict[str, Callable[[Any], str]] = {
         "compute": devices.written, "groups": placement.written_groups, "speeds": units.written,
-        "server_speeds": units.written}
+        "server_speeds": units.written,
+        "inside": _link, "uplink": _link,
+        "loads": lambda loads: "; ".join(f"{load.node}: {load.steps}" for load in loads)}
     return writers.get(name, str)(value)
