@@ -179,7 +179,7 @@ class Experiment:
 
     def deploy(self) -> Deployment:
         """A fresh deployment: generators that have not started."""
-        return self._first.pop() if self.nodes and self._first else self._made()
+        return self._first.pop() if self.nodes and self._first else self._made()  # `nodes` read the first
 
     def _made(self) -> Deployment:
         taken = self.facts.given

@@ -45,7 +45,7 @@ class Averaging(Shard):
     left: int = 1
 
     def recv(self, *kinds: type, src: str | None = None) -> Program[tuple[str, Any]]:
-        """As that of every part; after a death the rate is that of the others."""
+        """As `Shard.recv`; after a death the rate is divided by the number of the others."""
         w, message = yield from super().recv(*kinds, src=src)
         if isinstance(message, Died) and self.left > 1:
             self.left -= 1

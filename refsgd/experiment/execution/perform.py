@@ -79,9 +79,8 @@ def _check_policy(experiment: Experiment, runtime: str, on_death: str, planned: 
         if experiment.workers == 1:
             raise Usage("on_death shrink with 1 worker would leave none; expected at least 2 workers, stop "
                         "or restart")
-        # refuses options that do not fit fewer workers
-        _ = replace(experiment, workers=experiment.workers - 1,
-                machine=experiment.machine.with_(hosts="", groups="", uplink=None)).nodes
+        replace(experiment, workers=experiment.workers - 1,  # refuses options that do not fit fewer workers
+                machine=experiment.machine.with_(hosts="", groups="", uplink=None)).deploy()
 
 
 def _attempt(runtime: str, attempt: Attempt, steps: Steps | None, on_death: str,
