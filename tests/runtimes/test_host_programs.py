@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -98,13 +99,14 @@ else:
 
 
 @pytest.mark.parametrize(("what", "says"), [
-    ("result", ""), ("death", "died; this program ignores SIGCHLD or takes all exit codes, so the cause is unknown: worker")])
+    ("result", ""), ("death", r"(died; this program ignores SIGCHLD or takes all exit codes, so the cause is unknown"
+                              r"|was killed by SIGKILL \(by a user, or by the kernel when out of memory\)): worker")])
 def test_a_thread_that_waits_for_any_child_takes_no_result(what, says):
-    """The exit code is gone, but the end of a process shows, and who it was."""
+    """The exit code is gone, unless the thread came too late, but the end of a process shows, and who it was."""
     found = subprocess.run([sys.executable, "-c", THIEF, what], capture_output=True, text=True, timeout=60,
                            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     expected = says or refsgd.run("bsp", data="quadratic", workers=2, steps=3).parameters_sha256
-    assert expected in found.stdout and found.stdout.rstrip().endswith("True") == bool(says), found
+    assert re.search(expected, found.stdout) and found.stdout.rstrip().endswith("True") == bool(says), found
 
 
 def test_a_blocked_signal_ends_a_process_all_the_same():
