@@ -8,7 +8,8 @@ from pathlib import Path
 
 #: what nothing misses until it is used
 PLAYER = {f"refsgd/display/player/player.{kind}" for kind in ("css", "html", "js")}
-NEEDED = {"refsgd/py.typed", "refsgd/problems/data/digits.csv.gz", "refsgd/problems/data/digits.md", *PLAYER}
+NEEDED = {"refsgd/py.typed", "refsgd/problems/data/digits.csv.gz", "refsgd/problems/data/digits.md",
+          "refsgd/experiment/race/digits.json", "refsgd/experiment/race/digits-by-label.json", *PLAYER}
 #: what tests read besides the package
 TESTED = {"pyproject.toml", "README.md", "CITATION.cff", "tests/golden/golden.json", "docs/conf.py"}
 

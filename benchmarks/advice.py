@@ -28,7 +28,7 @@ def main() -> None:
     failed = 0
     for preset in sys.argv[1:] or PRESETS:
         before = times()
-        done = subprocess.run([sys.executable, "-m", "refsgd.cli", *asked(preset)], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "refsgd", *asked(preset)], capture_output=True, text=True)
         after = times()
         spent = after.children_user - before.children_user + after.children_system - before.children_system
         found = json.loads(done.stdout) if done.returncode == 0 else {"recommendation": done.stderr, "strategies": []}

@@ -56,7 +56,7 @@ def compared(nets: Sequence[str], fit: Sequence[int], check: Sequence[int], roun
     points, measured = {}, dict.fromkeys(runs, float("inf"))
     with threadpoolctl.threadpool_limits(1):
         for _ in range(rounds):
-            for point in calibrate.measure(nets, fit, 2)[0]:
+            for point in calibrate.measure(nets, fit)[0]:
                 best = points.get((point.net, point.batch))
                 points[point.net, point.batch] = min(point, best or point, key=lambda p: p.seconds)
             measured = {key: min(seconds, runs[key]()) for key, seconds in measured.items()}

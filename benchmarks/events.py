@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.compiled_server import parameter_server
-from benchmarks.quiet import interleaved
+from benchmarks.quiet import interleaved, processor
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare
@@ -174,10 +174,7 @@ def against_simpy(seconds: float, rounds: int = 5) -> dict[str, float]:
 
 def machine() -> dict[str, str]:
     """What was measured on."""
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
-                     platform.machine())
-    return {"processor": model, "cores": str(os.cpu_count()), "python": platform.python_version(),
+    return {"processor": processor(), "cores": str(os.cpu_count()), "python": platform.python_version(),
             "numpy": np.__version__}
 
 

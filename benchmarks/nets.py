@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks import torch_twin
 from benchmarks.parallel import Parallel
-from benchmarks.quiet import interleaved
+from benchmarks.quiet import interleaved, processor
 from refsgd.problems.nn import nets
 from refsgd.trace.schema import json_text
 
@@ -136,15 +136,10 @@ def machine() -> dict[str, Any]:
     import numba
     import torch
 
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
-        model = next((line.split(": ")[1] for line in lines if line.startswith("model name")), model)
     from refsgd.problems.nn.vector import LANES
 
     return {
-        "processor": model, "cores": os.cpu_count(),
+        "processor": processor(), "cores": os.cpu_count(),
         "memory_GiB": round(psutil.virtual_memory().total / 2**30),
         "lanes": LANES, "python": platform.python_version(), "numpy": np.__version__,
         "numba": numba.__version__,

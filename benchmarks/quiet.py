@@ -2,12 +2,24 @@
 from __future__ import annotations
 
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
+
+
+def processor() -> str:
+    """The processor that all is measured on, and whether it has AVX-512, since names do not always tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return f"{told.get('model name', platform.machine())}, {'AVX-512' if 'avx512f' in told.get('flags', '') else 'AVX2'}"
 
 
 class Foreign:

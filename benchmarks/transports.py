@@ -39,7 +39,7 @@ import numba
 import numpy as np
 import psutil
 
-from benchmarks.quiet import Foreign, wait_until_quiet
+from benchmarks.quiet import Foreign, processor, wait_until_quiet
 from refsgd import collectives
 from refsgd.effects import Compute, Deployment, Mark, Node, Recv, Send
 from refsgd.runtimes.processes import local as processes
@@ -455,10 +455,7 @@ def machine() -> dict[str, Any]:
         versions["torch"] = torch.__version__
     except ImportError:
         pass
-    processor = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-                      if line.startswith("model name")),
-                     platform.processor()) if Path("/proc/cpuinfo").exists() else platform.processor()
-    return {"processor": processor, "cores": psutil.cpu_count(), "system": platform.system(),
+    return {"processor": processor(), "cores": psutil.cpu_count(), "system": platform.system(),
             "versions": versions}
 
 

@@ -19,17 +19,20 @@ from refsgd.problems import Problem
 if TYPE_CHECKING:
     from refsgd.display.player.stepper import Stepper
     from refsgd.display.result import player, plot
+    from refsgd.experiment.race.entries import Race
+    from refsgd.experiment.race.race import race
 
-__all__ = ["Comparison", "Distribution", "Machine", "Problem", "Result", "Stepper", "__version__", "compare",
-           "player", "plot", "predict", "replay", "run"]
+__all__ = ["Comparison", "Distribution", "Machine", "Problem", "Race", "Result", "Stepper", "__version__",
+           "compare", "player", "plot", "predict", "race", "replay", "run"]
 
-#: what is shown is loaded when it is first used
-LATER = {"Stepper": "refsgd.display.player.stepper", "player": "refsgd.display.result",
+#: what not every command needs is loaded when it is first used
+LATER = {"Race": "refsgd.experiment.race.entries", "race": "refsgd.experiment.race.race",
+         "Stepper": "refsgd.display.player.stepper", "player": "refsgd.display.result",
          "plot": "refsgd.display.result"}
 
 
 def __getattr__(name: str) -> Any:
-    """`Stepper`, `player` and `plot`, from the room of display."""
+    """What is loaded later, from its module."""
     if name in LATER:
         return getattr(import_module(LATER[name]), name)
     raise AttributeError(f"module 'refsgd' has no attribute {name!r}")

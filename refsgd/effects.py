@@ -394,7 +394,8 @@ class Died(NamedTuple):
 
 
 def payload_bytes(body: Any) -> int:
-    """Payload bytes of a message: only its arrays and numpy scalars count, including those in tuples.
+    """Payload bytes of a message: only its arrays and numpy scalars count, including those in tuples and
+    lists.
 
     Parameters
     ----------
@@ -418,6 +419,6 @@ def payload_bytes(body: Any) -> int:
             size = getattr(value, "nbytes", None)
             if size is not None:
                 total += size
-            elif isinstance(value, tuple):
+            elif isinstance(value, tuple | list):
                 total += payload_bytes(value)
     return total

@@ -95,11 +95,40 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(scope="session")
-def quick():
-    """A study at its quick sizes, by its name: performed once for all tests that look at it."""
-    from benchmarks.studies import Lab, perform
+def performed(tmp_path_factory):
+    """A study at its quick sizes and the trials of each of its parts, by its name: performed once for all tests
+    that look at it. Results are kept for the session, and one worker of pytest at a time performs a study."""
+    import fcntl
 
-    return functools.cache(lambda name: perform(name, Lab(quick=True)))
+    from benchmarks.studies import Lab, Study, parts_of, perform
+
+    folder = tmp_path_factory.getbasetemp()
+    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "studies"
+    folder.mkdir(exist_ok=True)
+
+    class Recording(Lab):
+        """A lab that remembers its trials."""
+
+        def runs(self, trials):
+            self.trials = [*getattr(self, "trials", ()), *trials]
+            return super().runs(trials)
+
+    @functools.cache
+    def study(name):
+        labs = {f.__name__: Recording(quick=True, cache=folder) for f in parts_of(name)[1]}
+        with (folder / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            parts = [part for key, lab in labs.items() for part in perform(name, lab, [key]).parts]
+        return (Study(name, parts_of(name)[0], True, 0, parts),
+                {key: getattr(lab, "trials", []) for key, lab in labs.items()})
+
+    return study
+
+
+@pytest.fixture(scope="session")
+def quick(performed):
+    """A study at its quick sizes, by its name."""
+    return lambda name: performed(name)[0]
 
 
 @pytest.fixture

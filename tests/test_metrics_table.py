@@ -91,3 +91,18 @@ def test_list_names_what_can_be_predicted(capsys):
     said = capsys.readouterr().out.partition("metrics (")[2]
     assert [line.split()[0] for line in said.splitlines()[1:] if line[2] != " "] == [
         name for name, metric in METRICS.items() if metric.predicted]
+
+
+def test_phases_of_a_server_by_hand():
+    """A gradient of 1 s, an update of 0.25 s, 100 bytes a part: two latencies and transfers."""
+    machine = refsgd.Machine(compute="1", update="0.25", latency="10ms", bandwidth=1e4)
+    found = refsgd.run("asp", net="shapes:250", data="none", workers=1, steps=5, machine=machine).measured["phase_seconds"]
+    assert found == pytest.approx({"gradient": 1.0, "update": 0.25, "push": 0.11, "pull": 0.11})
+
+
+def test_the_forward_pass_counts_apart_where_gradients_have_pieces():
+    machine = refsgd.Machine(compute="0.3", latency="10ms")
+    found = refsgd.run("allreduce", net="mlp", workers=2, steps=3, overlap="backward",
+                       machine=machine).measured["phase_seconds"]
+    assert found["forward"] == pytest.approx(0.1, rel=0.01) and found["gradient"] == pytest.approx(0.3, rel=0.01)
+    assert found["exchange"] >= 0.01 and "push" not in found

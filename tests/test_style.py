@@ -68,8 +68,8 @@ def test_arrows_point_one_way(path):
         ast.parse(path.read_text())) <= allowed, f"{path.name} imports more than {sorted(allowed)}"
 
 
-#: lists of defaults: what advice tries first, and what other frameworks call their architectures
-DEFAULTS = {"experiment/advice/candidates.py", "experiment/options/architectures.py"}
+#: lists of defaults: what advice tries first, what other frameworks call their architectures, what calibration runs
+DEFAULTS = {"experiment/advice/candidates.py", "experiment/options/architectures.py", "experiment/computer/inside.py"}
 
 
 def algorithms_named(tree):

@@ -30,8 +30,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 TESTS = ["tests/papers", "tests/programs", "tests/properties", "tests/collectives", "tests/agreement",
          "tests/exploration", "tests/conformance",
-         "tests/interactions", "tests/theory", "tests/test_catalogue.py", "tests/test_simulator.py",
-         "tests/test_doctests.py", "tests/test_mistakes.py",
+         "tests/interactions", "tests/theory", "tests/algorithms/test_catalogue.py", "tests/runtimes/test_simulator.py",
+         "tests/docs/test_doctests.py", "tests/cli/test_mistakes.py",
          "tests/runtimes/test_deaths.py"]
 
 

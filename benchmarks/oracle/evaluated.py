@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise, repeat
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from benchmarks.oracle import layers, pipeline, queues, scripts, ways
@@ -137,7 +137,7 @@ def _order(e: Experiment, options: dict[str, Any]) -> Order | None:
         return _heard(hears(options["graph"], n), 4 * e.problem.x0.size, options["order"] == "cta", False)
     if e.name == "sgp":
         return _heard(hears(options["graph"], n), 4 * e.problem.x0.size + 4, False, False)
-    if e.name == "zero":
+    if e.name == "zero" and not options["flat"]:
         return _sharded(e, int(options["stage"]))
     stages = pipelines.plan(e.facts, options, e.problem, n, e.steps)
     if stages and ring and e.name == "gpipe":
@@ -163,15 +163,13 @@ def _heard(rounds: Sequence[Sequence[Sequence[int]]], nbytes: float, before: boo
 
 
 def _sharded(e: Experiment, stage: int) -> Order:
-    """ZeRO: a layer's messages are those of its sections of the shards."""
+    """ZeRO: a layer's messages are those of its equal parts."""
     n, nbytes, reduction = e.workers, 4 * e.problem.x0.size, e.machine.reduction
-    shards, plan = slices(nbytes, n), exchanges.plan(e.facts, e.own, e.problem, 1, 0.0)
+    plan = exchanges.plan(e.facts, e.own, e.problem, 1, 0.0)
     assert plan is not None
     parts = [(nbytes, 1 / 3, 2 / 3)] if stage == 1 else [
         (int(part.down), f, b) for part, f, b in zip(plan.parts, plan.forward, plan.backward, strict=True)]
-    edges, ends = list(accumulate(shards, initial=0)), accumulate((size for size, *_ in parts), initial=0)
-    sections = [[max(min(b, end) - max(a, first), 0) for a, b in pairwise(edges)]
-                for first, end in pairwise(ends)]
+    sections = [slices(size, n) for size, *_ in parts]
 
     def script(i: int, gradients: Sequence[int], times: Iterator[float], updates: Iterator[float]) -> Script:
         for _ in gradients:
@@ -184,7 +182,8 @@ def _sharded(e: Experiment, stage: int) -> Order:
                 yield WORK, i, time * b
                 yield from reduced(i, n, sizes, reduction)
             yield WORK, i, next(updates)
-            yield from gathered(i, n, shards) if stage < 3 else ()
+            for sizes in sections if stage < 3 else ():
+                yield from gathered(i, n, sizes)
             yield MARK, i, 0
 
     return script

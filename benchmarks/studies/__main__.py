@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.studies import NAMES, Lab, parts_of, perform
+from benchmarks.studies import NAMES, Lab, Study, parts_of, perform
 from benchmarks.studies.lab import cache_folder
 from benchmarks.studies.report import markdown, picture, tables
 from refsgd.cli import carry_out
@@ -30,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     p.add_argument("--parts", default="", metavar="A,B,...", help="only these tables and figures")
     p.add_argument("--seed", type=int, default=0, help="of all runs (default 0)")
     p.add_argument("--output", metavar="DIR",
-                   help="write NAME.json, NAME.md and a picture for each figure there")
+                   help="write NAME.json, NAME.md and a picture for each figure there; with --parts, what is "
+                   "there of the other parts stays")
     p.add_argument("--json", metavar="PATH",
                    help="write the study as JSON; - for standard output and nothing else")
     p.add_argument("--no-cache", action="store_true", help="neither use nor keep results")
@@ -61,10 +62,22 @@ def do(args: argparse.Namespace) -> None:
     if args.output:
         place = Path(args.output) / study.name
         place.parent.mkdir(parents=True, exist_ok=True)
-        files += [(f"{place}.json", study.to_json), (f"{place}.md", lambda: markdown(study))]
+        whole = merged(study, place.with_suffix(".json")) if parts else study
+        files += [(f"{place}.json", whole.to_json), (f"{place}.md", lambda: markdown(whole))]
         files += [(f"{place}-{part.key}.png", lambda part=part: picture(part))
                   for part in study.parts if part.panels]
     deliver(files, talk)
+
+
+def merged(study: Study, kept: Path) -> Study:
+    """The parts beside those that a file keeps from an earlier time, of the same size and seed."""
+    if not kept.exists():
+        return study
+    older = Study.from_json(kept.read_text(encoding="utf-8"))
+    if (older.quick, older.seed) != (study.quick, study.seed):
+        raise Usage(f"{kept} was made with{'' if older.quick else 'out'} --quick and with seed {older.seed}; expected "
+                    "the same for some of its parts: repeat all, or write elsewhere")
+    return study.beside(older)
 
 
 if __name__ == "__main__":

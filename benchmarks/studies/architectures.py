@@ -15,4 +15,4 @@ ARCHITECTURES: dict[str, Architecture] = {
                                            "forward passes need no network, training moves as much", True),
     "independent": Architecture("independent", {}, "nobody talks to anybody: a yardstick of speed")}
 #: every worker pulls the model before a forward pass; in the others nothing moves
-PULLS = ("parameter-server", "parameter-server-collocated")
+PULLS = ("parameter-server", "parameter-server-collocated", "parameter-server-extra-worker")

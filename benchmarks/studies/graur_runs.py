@@ -4,7 +4,10 @@ among them."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from benchmarks import published
 from benchmarks.studies import graur_terms
@@ -17,10 +20,12 @@ from refsgd.effects import Array, Compute, Deployment, Node, Program, Recv, Send
 from refsgd.experiment.prepare import predict
 from refsgd.experiment.result import Result
 from refsgd.trace import Sent
+from refsgd.trace.resources import column
 
 PARAMETERS = published.RESNET50 // 4
 STEPS = 15  #: batches of a run, as in the thesis
 BY_LAYER = 1  #: of a run that sums its 107 layers one by one: its batches take equally long
+OWN_NODE = ("parameter-server", "parameter-server-extra-worker")  #: with a server on a node of its own
 SIMULATED = 16  #: most nodes of such a run; the formula meets it to four digits, and takes no minute
 
 
@@ -82,7 +87,7 @@ def _by_layer(key: Key) -> bool:
 
 def _workers(key: Key) -> int:
     """Nodes that pass batches through the net: a server of its own takes one."""
-    return key.nodes - (key.strategy == "parameter-server" and key.nodes > 1)
+    return key.nodes - (key.strategy in OWN_NODE and key.nodes > 1)
 
 
 def _trial(seed: int, key: Key, terms: bool) -> Trial:
@@ -114,3 +119,24 @@ def by_formula(lab: Lab, key: Key, terms: bool = False) -> float:
     """The same without a run."""
     trial = _trial(lab.seed, key, terms)
     return float(predict(trial.algorithm, **trial.arguments)["images_per_second"].value)
+
+
+def sampled(result: Result) -> dict[str, Any]:
+    """Series of the process that sends most, the mean of the others', and sums of all nodes."""
+    used = list(result.measured["resources"].values())
+    busiest = max(used, key=lambda each: (each["bytes_sent"], each["cpu"]))
+    others = [each for each in used if each is not busiest] or [busiest]
+    names = {"time": "time", "cpu": "cpu", "out": "bytes_sent", "in": "bytes_received", "messages": "messages_sent"}
+    out: dict[str, Any] = {role: {name: np.mean([column(each, what) for each in group], axis=0).tolist()
+                                  for name, what in names.items()}
+                           for role, group in (("busiest", [busiest]), ("workers", others))}
+    out["all"] = {"out": sum(each["bytes_sent"] for each in used), "in": sum(each["bytes_received"] for each in used),
+                  "cpu": float(np.mean([each["cpu"] for each in used if each["cpu"]]))}
+    return out
+
+
+def watched(lab: Lab, keys: Iterable[Key]) -> dict[Key, Seen]:
+    """Virtual runs by messages in which every node is sampled once a second."""
+    trials = {key: _trial(lab.seed, key, terms=False) for key in keys}
+    return lab.each({key: replace(trial, arguments={**trial.arguments, "monitor": 1.0}, look=sampled)
+                     for key, trial in trials.items()})

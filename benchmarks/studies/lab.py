@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -68,9 +68,9 @@ class Seen(NamedTuple):
                 for row in rows] if len(rows) > 1 else [(0.0, self.accuracy), (1.0, self.accuracy)]
 
     def predicted(self, figure: str) -> float | None:
-        """What the formula of a figure says; None where there is none."""
+        """What the formula of a figure says; None where there is none, but a mean of simulations."""
         found = self.the_result.predicted.get(figure)
-        return None if found is None else float(found["value"])
+        return None if found is None or found["kind"] == "simulated" else float(found["value"])
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,15 @@ class Trial:
     runtime : str
     look : callable, optional
         Figures that a study reads from the trace, as JSON values; a function of a module.
+    formulas : bool
+        Whether figures are predicted too: where no formula is known, that is a simulation of its own.
     """
 
     algorithm: str | Callable[..., Deployment]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     runtime: str = "simulator"
     look: Look | None = None
+    formulas: bool = True
 
     @property
     def key(self) -> str:
@@ -102,7 +105,7 @@ class Trial:
         algorithm = self.algorithm if isinstance(self.algorithm,
                                                  str) else inspect.getsource(
                                                      inspect.getmodule(self.algorithm) or self.algorithm)
-        text = json_text([algorithm, told, self.runtime, look, fingerprint()], sort_keys=True)
+        text = json_text([algorithm, told, self.runtime, look, self.formulas, fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def perform(self) -> str:
@@ -111,6 +114,7 @@ class Trial:
             result = run(self.algorithm, runtime=self.runtime, **{"evaluations": 0, **self.arguments})
         except FloatingPointError as error:  # diverged: itself a finding
             return json_text({"result": None, "looked": {}, "failed": str(error)}, indent=None)
+        result = result if self.formulas else replace(result, predicted={})
         return json_text({"result": result.to_dict(), "looked": self.look(result) if self.look else {},
                            "failed": ""}, indent=None)
 

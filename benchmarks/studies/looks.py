@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from refsgd.experiment.result import Result
-from refsgd.trace import Computed, Received, Sent
+from refsgd.trace import Computed, Received, Sent, Trace
 
 Bars = dict[str, list[tuple[float, float]]]  #: (start, end) by "row: what"
 
 
 def exchanges(result: Result) -> dict[str, Any]:
-    """Mean seconds of a gradient, an update, a push, a pull, and of the answer's way alone.
+    """Mean seconds of a gradient, an update, a push, a pull, and of the answer's way alone; and the share of the
+    time in which a host computes.
 
     A push ends when the server has all the gradients that it waits for: then its update begins.  A pull ends
     when the updated weights have arrived, so it includes the update: MXNet's server answers a push once it
@@ -45,7 +46,33 @@ def exchanges(result: Result) -> dict[str, Any]:
                 took["way"].append(e.arrival - at)
             else:
                 pushed[e.node].append((e.src, at))
-    return {what: float(np.mean(seconds)) for what, seconds in took.items()}
+    return {what: float(np.mean(seconds)) for what, seconds in took.items()} | {"computing": _computing(trace)}
+
+
+def _computing(trace: Trace) -> float:
+    """The share of the time in which some node of a host computes, on average over the hosts; on a machine without
+    hosts each node counts alone."""
+    until: dict[str, float] = {trace.hosts.get(node, node): 0.0 for node in trace.nodes}
+    total = 0.0
+    for e in sorted(trace.of(Computed), key=lambda e: e.start):
+        host = trace.hosts.get(e.node, e.node)
+        total += max(0.0, e.time - max(until[host], e.start))
+        until[host] = max(until[host], e.time)
+    return total / trace.seconds / len(until)
+
+
+def answers(result: Result) -> dict[str, Any]:
+    """How many messages servers sent, and how many of them before their receiver had sent one since the last."""
+    trace = result.trace
+    assert trace is not None
+    open_, sent, unasked = set[tuple[str, str]](), 0, 0
+    for e in trace.events:
+        if isinstance(e, Sent) and trace.is_worker(e.node):
+            open_.add((e.node, e.to))
+        elif isinstance(e, Sent):
+            sent, unasked = sent + 1, unasked + ((e.to, e.node) not in open_)
+            open_.discard((e.to, e.node))
+    return {"sent": sent, "unasked": unasked}
 
 
 def ages(result: Result) -> dict[str, Any]:
@@ -77,6 +104,21 @@ def pace(result: Result) -> dict[str, Any]:
             done.setdefault(e.node, []).append(e.time)
     until = min(max(times) for times in done.values())
     return {"pace": sum(at <= until for times in done.values() for at in times) / until, **ages(result)}
+
+
+def ends(result: Result) -> dict[str, Any]:
+    """Of each worker: its gradients, when its last gradient or message has ended, and the seconds in which it
+    computed."""
+    trace = result.trace
+    assert trace is not None
+    found = {worker: [0, 0.0, 0.0] for worker in trace.workers}
+    for e in trace.events:
+        if e.node in found and isinstance(e, Computed | Received):
+            found[e.node][1] = max(found[e.node][1], e.time)
+            if isinstance(e, Computed):
+                found[e.node][0] += e.work == "gradient"
+                found[e.node][2] += e.time - e.start
+    return dict(found)
 
 
 def waits(result: Result, node: str) -> dict[int, list[float]]:

@@ -56,7 +56,8 @@ def markdown(study: Study, pictures: str = "") -> str:
     if study.learn:
         out += ["**What to learn.** " + study.learn.replace("\n", " "), ""]
     for part in study.parts:
-        out += [f"## {part.title}", "", f"*{part.where}.* {part.note}".strip(), ""]
+        timed = f" Timed on {part.processor}." if part.timed and part.processor else ""
+        out += [f"## {part.title}", "", f"*{part.where}.* {part.note}{timed}".strip(), ""]
         if part.lines:
             header, rows = cells(part)
             out += [_row(header), _row(["---"] + ["---:"] * (len(header) - 1)), *(_row(row) for row in rows),
@@ -86,16 +87,19 @@ def _row(texts: list[str]) -> str:
 
 
 def picture(part: Part) -> Figure:
-    """The part's panels side by side; four as two rows."""
+    """The part's panels side by side; four as two rows, many as rows of three."""
     from matplotlib.figure import Figure
 
-    rows = 1 if len(part.panels) < 4 else 2
-    columns = -(-len(part.panels) // rows)
+    count = len(part.panels)
+    rows = 1 if count < 4 else 2 if count <= 8 else -(-count // 3)
+    columns = -(-count // rows)
     figure = Figure(figsize=(4.6 * columns, 3.6 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    alike = len({tuple(panel.curves) for panel in part.panels}) == 1 and len(part.panels[0].curves) > FEW
-    for ax, panel in zip(axes, part.panels):
-        draw(panel, ax, legend=not alike)
+    first = tuple(part.panels[0].curves)
+    shared = [tuple(panel.curves) == first and len(first) > FEW for panel in part.panels]
+    alike = all(shared) or (count > 8 and sum(shared) > 1)
+    for ax, panel, same in zip(axes, part.panels, shared):
+        draw(panel, ax, legend=not (alike and same))
     for ax in axes[len(part.panels) :]:
         ax.remove()
     if alike:  # one legend for all, which hides no point
@@ -104,12 +108,16 @@ def picture(part: Part) -> Figure:
 
 
 def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
-    """One panel; the document's own figures as marks.  Of many curves the first have the largest marks:
-    those on top hide none."""
+    """One panel; the document's own figures as marks.  Of many curves the first have the largest marks
+    and the widest lines: those on top hide none."""
     if panel.kind == "timeline":
         _timeline(panel, ax)
     elif panel.kind == "bars":
         _bars(panel, ax)
+    elif panel.kind == "series":
+        for i, (label, points) in enumerate(panel.curves.items()):
+            ax.plot(*zip(*points), "-" if i < len(COLOURS) else "--", color=COLOURS[i % len(COLOURS)],
+                    lw=1.2 + 0.6 * (len(panel.curves) - 1 - i), label=label)
     else:
         ours = sum(not label.endswith("(paper)") for label in panel.curves)
         for i, (label, points) in enumerate(panel.curves.items()):
@@ -131,7 +139,7 @@ def draw(panel: Panel, ax: Axes, legend: bool = True) -> Axes:
         return ax
     if legend and len(panel.curves) > (1 if panel.kind == "bars" else FEW):
         ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
-    elif legend and panel.kind == "lines":
+    elif legend and panel.kind in ("lines", "series"):
         ax.legend(fontsize=8)
     return ax
 

@@ -3,9 +3,10 @@ pictures as data."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -49,14 +50,14 @@ class Claim(NamedTuple):
 class Panel(NamedTuple):
     """One diagram: curves of points (x, y) by label; a label that ends in "(paper)" is drawn as marks.
 
-    The points of a timeline are bars (start, end), its labels "row: what".
+    The points of a timeline are bars (start, end), its labels "row: what"; a series has too many points for marks.
     """
 
     title: str
     x: str
     y: str
     curves: Mapping[str, Sequence[tuple[float, float]]]
-    kind: Literal["lines", "bars", "timeline"] = "lines"
+    kind: Literal["lines", "bars", "timeline", "series"] = "lines"
     log: str = ""  #: "x", "y" or "xy"
     names: Sequence[str] = ()  #: of the groups of bars, in place of their x values
 
@@ -83,6 +84,8 @@ class Part:
         See `Line`, `Claim`, `Panel`, `Grid`; panels stand side by side as in the document's figure.
     note : str
         What differs from the document, and what a reader should learn from it.
+    processor : str
+        What it was run on.
     """
 
     key: str
@@ -93,6 +96,12 @@ class Part:
     panels: Sequence[Panel] = ()
     note: str = ""
     grids: Sequence[Grid] = ()
+    processor: str = ""
+
+    @property
+    def timed(self) -> bool:
+        """Whether anything in it was timed on this computer, where other work would have slowed it."""
+        return any(line.processes is not None for line in self.lines)
 
 
 @dataclass(frozen=True)
@@ -125,6 +134,22 @@ class Study:
     def part(self, key: str) -> Part:
         """The part of that key; raises KeyError."""
         return {part.key: part for part in self.parts}[key]
+
+    def beside(self, older: Study) -> Study:
+        """The older study with these parts in the places of its own, or after them."""
+        parts = {part.key: part for part in (*older.parts, *self.parts)}
+        return replace(self, parts=list(parts.values()))
+
+    @classmethod
+    def from_json(cls, text: str) -> Study:
+        """The study that `to_json` wrote."""
+        told = json.loads(text)
+        if told["format"] != FORMAT:
+            raise ValueError(f"a study of format {told['format']}; expected {FORMAT}")
+        kinds = {"lines": Line, "claims": Claim, "panels": Panel, "grids": Grid}
+        parts = [Part(**{key: [kinds[key](**each) for each in value] if key in kinds else value
+                         for key, value in part.items()}) for part in told["parts"]]
+        return cls(told["study"], told["document"], told["quick"], told["seed"], parts, told["learn"])
 
     def to_json(self) -> str:
         """The study as JSON, format 1."""

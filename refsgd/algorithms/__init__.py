@@ -36,6 +36,7 @@ FAMILIES = ("baselines", "server", "averaging", "allreduce", "gossip", "shared_m
 #: those compared by default: one worker, and the seven of Ko et al., "An in-depth analysis of distributed
 #: training of deep neural networks", IPDPS 2021
 COMPARED = ("sequential", "bsp", "asp", "ssp", "easgd", "allreduce", "gosgd", "adpsgd")
+ALONE = "sequential"  #: the one of these without other workers, with which races compare
 
 
 def _modules() -> Iterator[ModuleType]:

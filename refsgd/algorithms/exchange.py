@@ -31,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import chunks
 from refsgd.effects import Array, Compute, Piece, Program
 
+Balance = Literal["robin", "size", "hash"]
 Overlap = Literal["none", "backward", "both"]
 CHUNKS = re.compile(r"chunks:([1-9]\d*)")
 
@@ -49,7 +50,7 @@ class Exchange:
     """The options of an exchange, with the codec for the run's number of workers and rule."""
 
     layout: str = "equal"  #: or "layers", "chunks:BYTES"
-    balance: str = "robin"  #: or "size", the largest part first to the server with the fewest bytes; "hash"
+    balance: Balance = "robin"  #: "size": the largest part first, to the server with the fewest bytes
     overlap: Overlap = "none"
     priority: bool = False
     bucket: int = 0  #: bytes; 0: each layer by itself
@@ -61,8 +62,7 @@ class Exchange:
         if self.layout not in ("equal", "layers") and not CHUNKS.fullmatch(self.layout):
             raise ValueError(f"layout {self.layout!r}; expected equal, layers or chunks:BYTES, such as "
                              "chunks:200000")
-        for name, known in (("balance", ("robin", "size", "hash")),
-                            ("overlap", ("none", "backward", "both"))):
+        for name, known in (("balance", get_args(Balance)), ("overlap", get_args(Overlap))):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} {getattr(self, name)!r}; expected one of {', '.join(known)}")
         if self.bucket < 0:

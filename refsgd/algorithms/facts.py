@@ -51,8 +51,19 @@ def never(options: Options) -> tuple[float, float]:
     return math.inf, math.inf
 
 
+def unmixed(workers: int, options: Options) -> float:
+    """1: gradients are taken at what replicas are after mixing, or nothing mixes them."""
+    return 1.0
+
+
 ONE_WORKER = "an update applies the gradient of one worker, whose batch does not grow with their number"
 PART = "a worker has the only copy of its stage's parameters"
+IN_PAIRS = "its replicas average in pairs, at moments of their own: only by running it"
+CHOOSES = "it chooses entries by their size, which is not linear in them"
+#: that which moves the model, for `Facts.recursion`: the mean of gradients at the model itself, or at
+#: replicas whose mean is the model; gradients at earlier versions of a server's model, by workers that never
+#: wait or may; elastic forces of all workers together
+RECURSIONS = ("mean", "replicas", "pushes", "waits", "elastic")
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,12 @@ class Facts:
     # theory and checks
     formula: str = ""  #: the key in ``refsgd.theory.ALGORITHMS`` of the formulas that predict its metrics
     no_formula: str = ""  #: why there are none
+    #: one of `RECURSIONS`, by which `refsgd.theory.phenomena.convergence` follows the expected loss on a
+    #: quadratic, or, as text, why none of them does; from the algorithm's own options
+    recursion: str | Callable[[Options], str] = "it does not declare what moves its model"
+    #: the least eigenvalue of the matrix that mixes replicas while gradients are taken: on a quadratic of
+    #: curvature a, they part at rates from (1 + it)/a
+    mixing: Callable[[int, Options], float] = unmixed
     #: how many clocks a worker may be ahead of the slowest: below the first number it never waits, at the
     #: second it always does; None: this is not checked
     gate: Callable[[Options], tuple[float, float]] | None = None
@@ -193,7 +210,7 @@ SERVED = Facts(
     lost="the gradient that it was computing")
 #: peers that sum their gradients in buckets, see `refsgd.algorithms.allreduce.mean`
 SUMMED = Facts(
-    takes=("overlap", "bucket", "compress", "feedback"), holds="summed", timeless=True,
+    takes=("overlap", "bucket", "compress", "feedback"), holds="summed", timeless=True, recursion="mean",
     because={**dict.fromkeys(
         ("layout", "balance", "priority"),
         "it has no servers: it sums gradients in buckets, in the order in which they are ready"),

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -45,7 +46,8 @@ def orthonormal(p: Array) -> Array:
     for k in range(p.shape[1]):
         size = math.sqrt(np.sum(np.square(p[:, k], dtype=float)))
         for _ in range(2):
-            p[:, k] -= np.einsum("ij,j->i", p[:, :k], np.einsum("ij,i->j", p[:, :k], p[:, k]))
+            for j in range(k):
+                p[:, k] -= p[:, j] * np.sum(p[:, j] * p[:, k])
         left = math.sqrt(np.sum(np.square(p[:, k], dtype=float)))
         p[:, k] = 0 if left <= 1e-5 * size < math.inf else p[:, k] / p.dtype.type(left)
     return p
@@ -98,7 +100,7 @@ class PowerSGD(Rule):
         for (at, rows, columns), q, first in zip(matrices, self.split(state.q, sizes),
                                                  self.split(self.start(s.size).q, sizes), strict=True):
             q = np.where(q.any(axis=0), q, first).astype(s.dtype)
-            found.append(np.einsum("ij,jr->ir", matrix(s[at], rows, columns), q).ravel())
+            found.append(product(matrix(s[at], rows, columns), q).ravel())
         return np.concatenate(found)
 
     def encode(self, state: Factors, s: Array, key: Key) -> tuple[Message, Factors]:
@@ -106,7 +108,7 @@ class PowerSGD(Rule):
         matrices, whole = self.parts(s.size)
         p = self.project(state, s) if state.p is None else state.p
         bases = [orthonormal(base) for base in self.split(p, [rows for _, rows, _ in matrices])]
-        q = [np.einsum("ij,ir->jr", matrix(s[at], rows, columns), base).ravel()
+        q = [product(matrix(s[at], rows, columns).T, base).ravel()
              for (at, rows, columns), base in zip(matrices, bases, strict=True)]
         last = np.concatenate([s[:0], *q, *(s[at] for at in whole)])
         return (np.concatenate([s[:0], *(base.ravel() for base in bases)]), last), Factors(last)
@@ -119,7 +121,7 @@ class PowerSGD(Rule):
         left = self.split(p, [rows for _, rows, _ in matrices])
         right = self.split(q, [columns for _, _, columns in matrices])
         for (at, _, _), base, other in zip(matrices, left, right, strict=True):
-            found[at] = np.einsum("ir,jr->ij", base, other).ravel()[: at.stop - at.start]
+            found[at] = reduce(np.add, map(np.outer, base.T, other.T)).ravel()[: at.stop - at.start]
         rest = q[sum(other.size for other in right):]
         for at in whole:
             found[at], rest = np.split(rest, [at.stop - at.start])
@@ -130,6 +132,11 @@ class PowerSGD(Rule):
         return (4 * self.rank * sum(rows for _, rows, _ in matrices),
                 4 * self.rank * sum(columns for _, _, columns in matrices)
                 + 4 * sum(at.stop - at.start for at in whole))
+
+
+def product(m: Array, q: Array) -> Array:
+    """M Q for a Q of few columns, with the same bits everywhere, unlike those of BLAS."""
+    return np.stack([np.sum(m * column, axis=1) for column in q.T], axis=1)
 
 
 def matrix(v: Array, rows: int, columns: int) -> Array:

@@ -7,61 +7,46 @@ from __future__ import annotations
 
 import argparse
 import errno
-import functools
 import logging
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from types import ModuleType
 
 from refsgd._version import __version__
-from refsgd.cli import (
-    advise,
-    calibrate,
-    check,
-    compare,
-    data,
-    doctor,
-    explore,
-    listing,
-    machine,
-    predict,
-    replay,
-    run,
-    step,
-)
-from refsgd.cli.options import Parser, as_meant, each_algorithm, of_algorithm
+from refsgd.algorithms import CATALOGUE
+from refsgd.cli.options import Parser, as_meant, every_algorithm, first_line, of_algorithm
 from refsgd.cli.outputs import check_outputs, failure, standard_streams
 from refsgd.experiment.computer.limits import check_address_space
 from refsgd.experiment.functions import is_place
 from refsgd.experiment.prepare import Usage
 
 CLOSED_PIPE = 141  #: the exit code after SIGPIPE in a shell, 128 + 13
-#: each command, and whether it has a parser for every algorithm
-COMMANDS: dict[str, tuple[ModuleType, bool]] = {
-    "compare": (compare, False), "run": (run, True), "predict": (predict, True), "step": (step, True),
-    "explore": (explore, True), "check": (check, False), "replay": (replay, False),
-    "calibrate": (calibrate, False), "machine": (machine, False), "advise": (advise, False),
-    "data": (data, False), "doctor": (doctor, False), "list": (listing, False)}
+#: the commands, each a module of this folder, and whether it has a parser for every algorithm
+COMMANDS = {"compare": False, "race": False, "run": True, "predict": True, "step": True, "explore": True,
+            "check": False, "replay": False, "calibrate": False, "machine": False, "advise": False,
+            "data": False, "doctor": False, "list": False}
 
 
-@functools.cache
-def build_parser() -> Parser:
-    """The parser of all commands, built once even if `main` is called many times."""
+def module_of(command: str) -> tuple[ModuleType, str, str]:
+    """The module of a command, what it does in one line, and the rest of its help."""
+    module = import_module(f"refsgd.cli.{command}")
+    says, _, more = (module.__doc__ or "").partition("\n\n")
+    return module, says, more
+
+
+def every_command() -> Parser:
+    """The parser of a line that begins with none of the commands: of help, version, and mistakes."""
     parser = Parser(prog="refsgd",
                     description="Distributed SGD: every consistency algorithm as one readable program, "
                     "predicted, simulated and run as real processes.")
     parser.add_argument("--version", action="version", version=f"refsgd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (command, each) in COMMANDS.items():
-        says, _, description = (command.__doc__ or "").partition("\n\n")
-        own = commands.add_parser(name, help=says[:1].lower() + says[1:].rstrip("."), description=description)
-        if each:
-            each_algorithm(own, command.options, command.do)
-        else:
-            own.set_defaults(do=command.do)
-            command.options(own)
+    for name in COMMANDS:
+        _, says, _ = module_of(name)
+        commands.add_parser(name, help=says[:1].lower() + says[1:].rstrip("."))
     return parser
 
 
@@ -74,13 +59,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(given: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command; a function in a file gets a parser as those of the catalogue have."""
-    command, each = COMMANDS.get(given[0], (compare, False))
-    if not each or not is_place("".join(given[1:2])):
-        return build_parser().parse_args(given)
-    parser = Parser(prog=f"refsgd {given[0]} {given[1]}")
-    of_algorithm(parser, given[1], command.options, command.do)
-    return parser.parse_args(given[2:])
+    """The arguments of a command.
+
+    Only its parser is built, and that of the named algorithm or of a function in a file; those of all take
+    longer than many a command.
+    """
+    if given[0] not in COMMANDS:
+        return every_command().parse_args(given)
+    command, _, more = module_of(given[0])
+    parser, used = Parser(prog=f"refsgd {given[0]}", description=more), 1
+    if not COMMANDS[given[0]]:
+        command.options(parser)
+    elif (name := "".join(given[1:2])) in CATALOGUE or is_place(name):
+        parser, used = Parser(prog=f"{parser.prog} {name}"), 2
+        parser.description = first_line(name) if name in CATALOGUE else None
+        of_algorithm(parser, name, command.options)
+    else:
+        every_algorithm(parser)
+    parser.set_defaults(do=command.do)
+    return parser.parse_args(given[used:], argparse.Namespace(command=given[0]))
 
 
 def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
@@ -89,7 +86,7 @@ def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
     That of a command that did all its work also tells whether standard output could be written.
     """
     with standard_streams(), warnings.catch_warnings():
-        if any(option.startswith("error") for option in sys.warnoptions):
+        if any(action == "error" for action, *_ in warnings.filters):
             warnings.simplefilter("default")  # a warning ends no run before its files are written
         code, error = _carried_out(parse), failure()
         if code or error is None:

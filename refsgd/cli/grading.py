@@ -166,7 +166,7 @@ def grade(arguments: Sequence[str], target: str, algorithm: str | None, seconds:
         lines.touch()
         with printed.open("wb") as output, own_children():
             child = subprocess.Popen(
-                [sys.executable, "-m", "refsgd.cli", "check", "--child", str(lines), *arguments],
+                [sys.executable, "-m", "refsgd", "check", "--child", str(lines), *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
                 env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
                                   "PYTHONIOENCODING": "utf-8:replace"})

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import math
 import re
 import sys
 import typing
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Literal
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.exchange import Exchange
 from refsgd.algorithms.facts import EXCHANGE
-from refsgd.cluster import placement
+from refsgd.cluster import placement, units
 from refsgd.cluster.devices import written
 from refsgd.cluster.distributions import DISTRIBUTIONS
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS, load_timed
 from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import slowed
-from refsgd.experiment.arguments import elsewhere, nearest, options_of, plain, suggestion
+from refsgd.experiment.arguments import checked, elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment.execution.perform import RUNTIMES
 from refsgd.experiment.functions import deployment_function
 from refsgd.experiment.options.architectures import ARCHITECTURES, named
-from refsgd.experiment.options.problems import default_net
+from refsgd.experiment.options.problems import default_net, only_sizes
 from refsgd.experiment.options.rules import OPTIMISERS
-from refsgd.experiment.prepare import DEFAULT_EPOCHS, DEFAULT_MACHINE, DEFAULT_STEPS, Training, Usage
+from refsgd.experiment.prepare import DEFAULT_MACHINE, Training, Usage
+from refsgd.experiment.run import run
 
-#: options that describe the machine
-FIELDS = ("compute", "latency", "bandwidth", "duplex", "update", "reduction", "speeds", "colocated", "cores",
-          "hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec")
+#: fields of a machine that have a flag; the others nobody knows without a calibration, which writes a file
+FIELDS = [f.name for f in fields(Machine) if f.name not in ("updating", "crowding", "source")]
 MACHINE = ("machine", "slow", "slow_motion", *FIELDS)
+ON_MACHINE = (f"Default: {DEFAULT_MACHINE}; with --compute, what is not given costs nothing.  The word none "
+              "removes the value of a file or preset.")
+TRAINING = [f.name for f in fields(Training) if f.name not in ("workers", "servers", "machine", *EXCHANGE)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,46 +72,49 @@ class Parser(argparse.ArgumentParser):
         return " ".join(said) or f"see {self.prog} --help"
 
 
+def words(doc: str | None) -> dict[str, str]:
+    """What the list of parameters in a docstring says of each, as plain text.
+
+    >>> words(Machine.__doc__)["server_speeds"]
+    'Speed of each server relative to update; empty: all are 1.'
+    """
+    section = inspect.cleandoc(doc or "").partition("Parameters\n----------\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^(\w[\w, ]*?)(?: : .*)?$((?:\n .*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.replace("`", "").replace("%", "%%").split())
+            for names, text in entries for name in names.split(", ")}
+
+
+def add_flag(group: argparse._ActionsContainer, name: str, kind: Any, **how: Any) -> None:
+    """Add the flag of a parameter of a type, or with a function that reads it; not given, it is None."""
+    if type(None) in (kinds := typing.get_args(kind)):
+        kind = next(each for each in kinds if each is not type(None))
+    if typing.get_origin(kind) is Literal:
+        how["choices"] = typing.get_args(kind)
+    elif kind is bool:
+        how |= {"action": argparse.BooleanOptionalAction, "default": None}
+    else:
+        how |= {"type": kind if inspect.isfunction(kind) or kind in (int, float) else str,
+                "metavar": name.upper()}
+    group.add_argument(flag(name), **how)
+
+
+def add_flags(group: argparse._ActionsContainer, owner: Any, names: Iterable[str], says: Mapping[str, str],
+              **kinds: Any) -> None:
+    """Add flags of parameters with the types that their owner declares, but for some that are read as text in
+    another form, and with what its documentation says of them."""
+    hints = typing.get_type_hints(owner)
+    for name in names:
+        add_flag(group, name, kinds.get(name, hints[name]), help=says.get(name))
+
+
 def common(parser: argparse.ArgumentParser, runtime: str, picture: str) -> None:
-    """Add the options that `run`, `predict` and `compare` share; defaults are those of `Training`.  Without a
-    usual runtime nothing is run."""
-    work = parser.add_argument_group("training")
-    work.add_argument("--data", metavar="NAME",
-                      help=f"data set: {Training.data} (default), mnist, fashion-mnist; or generated: "
-                           "lasso[:samples,features,correlation], logistic[:...]")
-    work.add_argument("--net", metavar="NAME",
-                      help="net, see refsgd list; default: the one that fits the data. tiny:8,tanh,squared "
-                           "has 8 channels, tanh and the squared error. Shape-only: shapes:P has P "
-                           "parameters, shapes:resnet50@224 those of a net for images of 224 pixels, and "
-                           "nothing to compute")
-    work.add_argument("--batch", type=batch, metavar="B",
-                      help=f"images per worker and iteration (default {Training.batch}); 20,1: for each "
-                           "worker; auto:21 divides 21 by the workers' speeds")
-    work.add_argument("--steps", type=int, metavar="T", help="iterations of each worker")
-    work.add_argument("--epochs", type=float, metavar="E",
-                      help=f"passes over the data (default {DEFAULT_EPOCHS}; sandblaster: {DEFAULT_STEPS} "
-                           "steps)")
-    work.add_argument("--optimiser", choices=tuple(OPTIMISERS), help="update rule (default sgd)")
-    work.add_argument("--lr", type=float, help="learning rate (default " + ", ".join(
-        f"{name} {rate:g}" for name, (_, rate) in OPTIMISERS.items()) + ")")
-    work.add_argument("--momentum", type=float, help=f"default {Training.momentum}")
-    work.add_argument("--weight-decay", type=float, help="default 0")
-    work.add_argument("--schedule", metavar="S",
-                      help="constant; cosine, to 0 at the end; or step(every,factor): decay by number of "
-                           "updates")
-    work.add_argument("--warmup", type=int, metavar="UPDATES",
-                      help="number of updates over which the rate rises to its full value (default 0)")
-    work.add_argument("--scale-lr", action="store_true", default=None,
-                      help="multiply the rate by the number of gradients in an update's mean")
-    work.add_argument("--validation", type=float, metavar="SHARE",
-                      help="hold back a share of the training images, such as 0.1, and show the accuracy on "
-                           "them, for choosing a rate")
-    work.add_argument("--shards", choices=("iid", "by-label"), help="how images are divided among workers")
-    work.add_argument("--seed", type=int,
-                      help="seed of parameters, data order, durations and choices (default 0)")
-    where = parser.add_argument_group("machine")
-    where.add_argument("--workers", type=int, metavar="N", help=f"default {Training.workers}")
-    where.add_argument("--servers", type=int, metavar="K", help="number of parameter servers (default 1)")
+    """Add the options that `run`, `predict`, `compare` and `race` share; their defaults are those of
+    `Training`, but for the number of workers.  Without a usual runtime nothing is run."""
+    says = words(run.__doc__)
+    add_flags(parser.add_argument_group("training"), Training, TRAINING, says, batch=batch,
+              optimiser=Literal[tuple(OPTIMISERS)])
+    where = parser.add_argument_group("machine", ON_MACHINE)
+    add_flags(where, Training, ("workers", "servers"), says)
     where.add_argument("--machine", metavar="FILE|PRESET",
                        help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}; the flags "
                             "below change it")
@@ -121,23 +129,8 @@ def common(parser: argparse.ArgumentParser, runtime: str, picture: str) -> None:
 
 def of_exchange(parser: argparse.ArgumentParser) -> None:
     """Add the options of an exchange."""
-    how = parser.add_argument_group("exchange of gradients")
-    how.add_argument("--layout", metavar="PARTS",
-                     help="how the parameters are cut into parts: equal (default), layers, or chunks:BYTES "
-                          "of layers")
-    how.add_argument("--balance", choices=("robin", "size", "hash"),
-                     help="how parts are assigned to servers (default robin)")
-    how.add_argument("--overlap", choices=("none", "backward", "both"),
-                     help="backward: send a layer's gradient as soon as it is computed; both: also start the "
-                          "next forward pass layer by layer as parameters arrive (default none)")
-    how.add_argument("--priority", action="store_true", default=None,
-                     help="links serve the lowest layers first")
-    how.add_argument("--bucket", type=int, metavar="BYTES",
-                     help="bytes that an all-reduce with overlap sums at once (default 0: one layer)")
-    how.add_argument("--compress", metavar="CODEC",
-                     help="topk:0.01, randk:0.01, dgc:0.001, onebit, twobit:0.1, qsgd:16, fp16 or powersgd:2")
-    how.add_argument("--feedback", choices=("on", "off"),
-                     help="add what a message leaves out to the next one (default on)")
+    add_flags(parser.add_argument_group("exchange of gradients"), Exchange, EXCHANGE, words(run.__doc__),
+              feedback=Literal["on", "off"])
 
 
 def files(out: argparse._ActionsContainer, picture: str) -> None:
@@ -146,6 +139,12 @@ def files(out: argparse._ActionsContainer, picture: str) -> None:
                      help="write the result as JSON; -: to standard output, and nothing else")
     out.add_argument("--plot", metavar="PATH", nargs="?", const=picture,
                      help=f"write a picture (png, pdf or svg; without a path {picture})")
+
+
+def monitor(out: argparse._ActionsContainer) -> None:
+    """Add the option that watches what processes use."""
+    out.add_argument("--monitor", metavar="SECONDS", nargs="?", const=True, type=typed(units.seconds),
+                     help=words(run.__doc__).get("monitor"))
 
 
 def player_file(out: argparse._ActionsContainer) -> None:
@@ -165,65 +164,23 @@ def typed(read: Callable[[str], float]) -> Callable[[str], float]:
     return option
 
 
-def links_and_speeds(where: argparse._ArgumentGroup, latency: str, bandwidth: str) -> None:
-    """Add the options for a machine's links and speeds, as text that `refsgd.cluster.units` reads."""
-    where.add_argument("--latency", metavar="TIME",
-                       help="time from sending a message to the arrival of its first byte: seconds, or with "
-                            f"a unit: 25us, 1ms ({latency})")
-    where.add_argument("--bandwidth", metavar="RATE",
-                       help="rate of each link and direction, in bytes/s or with a unit: 1.25GB/s, 10Gbps "
-                            f"({bandwidth})")
-    where.add_argument("--update", metavar="DIST", help="time of one update, e.g. 2ms (default 0)")
-    where.add_argument("--speeds", metavar="1,1,4",
-                       help="each worker's speed relative to --compute; 15x1,0.5: fifteen at 1, one at 0.5")
-    where.add_argument("--server-speeds", metavar="1,0.5", help="each server's speed relative to --update")
-    where.add_argument("--load", dest="loads", metavar="NODE: FACTOR@SECOND,...", action="append",
-                       help="factors by which a node computes more slowly, each from a given second on: "
-                            "'worker2: 1@0, 3@30, 1@60'; repeatable, or separated by semicolons")
-    where.add_argument("--slow", metavar="W=SPEED", action="append",
-                       help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or "
-                            "separated by commas")
-
-
 def batch(text: str) -> int | str:
     """A batch as a number, or as text that `refsgd.experiment.options.batches` reads."""
     return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else text
 
 
 def of_machine(where: argparse._ArgumentGroup) -> None:
-    """Add the options for all fields of a machine."""
-    where.add_argument("--compute", metavar="DIST",
-                       help="time of one gradient, e.g. 158ms or exponential(20ms), default "
-                            f"{DEFAULT_MACHINE.compute}; or a device that prices it by the net's operations, "
-                            "device(5TFLOPS,2ms,lognormal(1,0.1)); or one for each worker: '3x 20ms; 40ms'; "
-                            "`none` leaves processes unpaced. "
-                            "Distributions: " + "; ".join(DISTRIBUTIONS))
-    links_and_speeds(where, f"default {DEFAULT_MACHINE.latency * 1e3:g}ms; 0 with --compute",
-                     f"default {DEFAULT_MACHINE.bandwidth / 1e6:g}MB/s; unlimited with --compute")
+    """Add the options for the fields of a machine, most of them as text that `refsgd.cluster.units` reads."""
+    says = words(Machine.__doc__)
+    says["compute"] = f"{says.get('compute', '')}  Distributions: {'; '.join(DISTRIBUTIONS)}."
+    add_flags(where, Machine, (name for name in FIELDS if name != "loads"), says, latency=str, bandwidth=str)
+    where.add_argument("--load", dest="loads", metavar="NODE: FACTOR@SECOND,...", action="append",
+                       help=f"{says.get('loads', '')}  Repeatable.")
+    where.add_argument("--slow", metavar="W=SPEED", action="append",
+                       help="speed of one worker: 15=0.5 for worker 15 at half speed; repeatable, or "
+                            "separated by commas")
     where.add_argument("--slow-motion", type=float, metavar="K",
                        help="make the whole machine K times slower, so that real processes can keep pace")
-    where.add_argument("--colocated", action=argparse.BooleanOptionalAction, default=None,
-                       help="server k shares the host of worker k mod n")
-    where.add_argument("--cores", type=int, metavar="C",
-                       help="cores of a host, which its programs share (default: enough for all)")
-    levels(where)
-
-
-def levels(where: argparse._ArgumentGroup) -> None:
-    """Add the options for hosts and groups of hosts; `none` removes the value of a file or preset."""
-    where.add_argument("--hosts", metavar="WHERE", help="placement of nodes: " + placement.HOSTS)
-    where.add_argument("--duplex", choices=("full", "half"),
-                       help="half: a host's link serves both directions, one message at a time")
-    where.add_argument("--inside", metavar="LINK",
-                       help="link of each node to others on its host: latency and bandwidth, such as "
-                            "10us,32GB/s or 10us,32GB/s,half (default: free)")
-    where.add_argument("--groups", metavar="HOSTS", help="racks or sites: " + placement.GROUPS)
-    where.add_argument("--uplink", metavar="LINK",
-                       help="link of each group to the others, shared by its hosts, such as 20ms,1Gbps")
-    where.add_argument("--reduction", type=float, metavar="S",
-                       help="seconds per byte that is added in a collective (default 0)")
-    where.add_argument("--codec", type=float, metavar="S",
-                       help="seconds per byte of a gradient that is encoded or decoded (default 0)")
 
 
 def with_unit(text: str, unit: str) -> str:
@@ -256,19 +213,10 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Calla
     """Add a flag for each keyword-only parameter of an algorithm's function."""
     group = parser.add_argument_group(f"options of {algorithm}")
     for name, parameter in options_of(function).items():
-        kind = parameter.annotation
-        if kind is parameter.empty:
-            kind = type(parameter.default)
-        if type(None) in typing.get_args(kind):
-            kind = next(k for k in typing.get_args(kind) if k is not type(None))
-        how: dict[str, Any] = {"dest": f"own_{name}", "help": f"default {parameter.default}"}
-        if typing.get_origin(kind) is Literal:
-            how["choices"] = typing.get_args(kind)
-        elif kind is bool:
-            how |= {"action": argparse.BooleanOptionalAction, "default": None}
-        else:
-            how |= {"type": {int: int, float: number}.get(kind, str), "metavar": name.upper()}
-        group.add_argument(flag(name), **how)
+        kind = type(parameter.default) if parameter.annotation is parameter.empty else parameter.annotation
+        if float in (kind, *typing.get_args(kind)):
+            kind = number
+        add_flag(group, name, kind, dest=f"own_{name}", help=f"default {parameter.default}")
 
 
 def as_meant(arguments: Sequence[str]) -> list[str]:
@@ -325,41 +273,32 @@ def first_line(algorithm: str) -> str:
     return doc.strip().split("\n\n")[0].replace("\n", " ").split(":", 1)[0].rstrip(".")
 
 
-def each_algorithm(command: argparse.ArgumentParser, options: Callable[[argparse.ArgumentParser], None],
-                   do: Callable[[argparse.Namespace], None]) -> None:
-    """Add a parser for every algorithm to a command."""
+def every_algorithm(command: argparse.ArgumentParser) -> None:
+    """Name the algorithms that a command takes, for its help and for mistakes."""
     algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True,
                                         description="One of the catalogue, or your own: FILE.py:FUNCTION.")
-    for algorithm in CATALOGUE:
-        line = first_line(algorithm)
-        of_algorithm(algorithms.add_parser(algorithm, help=line, description=line), algorithm, options, do)
+    for name in CATALOGUE:
+        algorithms.add_parser(name, help=first_line(name))
 
 
 def of_algorithm(parser: argparse.ArgumentParser, algorithm: str,
-                 options: Callable[[argparse.ArgumentParser], None],
-                 do: Callable[[argparse.Namespace], None]) -> None:
+                 options: Callable[[argparse.ArgumentParser], None]) -> None:
     """Add the command's options, then the algorithm's own."""
     options(parser)
     own_options(parser, algorithm, deployment_function(algorithm)[1])
-    parser.set_defaults(algorithm=algorithm, do=do)
+    parser.set_defaults(algorithm=algorithm)
 
 
-def machine_of(args: argparse.Namespace) -> Machine:
-    """The machine that the flags describe."""
-    try:
-        return _described(args)
-    except ValueError as error:
-        raise Usage(str(error)) from None
-
-
-def _described(args: argparse.Namespace) -> Machine:
+@checked()
+def machine_of(args: argparse.Namespace, usual: Machine = DEFAULT_MACHINE) -> Machine:
+    """The machine that the flags describe, starting from the usual one."""
     said = {name: value for name in FIELDS if (value := getattr(args, name, None)) is not None}
     said |= {name: getattr(Machine, name) for name, value in said.items() if value in ("none", ["none"])}
     if said.get("groups") in ("", ()):
         said["uplink"] = None
     if args.latency is not None and args.latency.strip().startswith("-"):
         raise Usage(f"latency {args.latency}; expected a time >= 0")
-    base = Machine() if args.compute is not None else DEFAULT_MACHINE
+    base = Machine() if args.compute is not None else usual
     if args.machine is not None:
         base, timed = load_timed(args.machine)
         if timed and base.compute and args.compute is None and hasattr(args, "batch"):
@@ -386,7 +325,7 @@ def _check_timed(args: argparse.Namespace, net: str, size: int) -> None:
     trains = hasattr(args, "data")  # `advise` does not
     data, given = (args.data or Training.data) if trains else "", args.batch or Training.batch
     asked = args.net or (default_net(data) if data in NAMES else None)
-    fits = size == given and (asked is None or asked == net or asked.startswith("shapes:"))
+    fits = size == given and (asked is None or asked == net or only_sizes(asked))
     if fits or (trains and data not in (*NAMES, "none")):
         return
     rate = "" if trains else " or --rate FLOP/S"

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from refsgd.display.files import replaceable, save
-from refsgd.experiment.options.problems import DEFAULT_DATA, LARGEST_NET, default_net
+from refsgd.experiment.options.problems import DEFAULT_DATA, LARGEST_NET, default_net, only_sizes
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.result import Result
 from refsgd.runtimes.processes.system import standard_descriptors
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 PIPE = 140  #: columns of a table without a terminal
 SUMMARY = 11  #: indent of the values in a run's summary
 #: options that name a file to write
-OUTPUTS = ("json", "plot", "trace", "record", "player", "page", "written", "html", "gradescope")
+OUTPUTS = ("json", "plot", "save", "trace", "record", "player", "page", "written", "html", "gradescope",
+           "net_output")
 
 
 # -- standard streams ---------------------------------------------------------------------------------------
@@ -72,8 +75,8 @@ def standard_streams() -> Iterator[None]:
         try:
             yield
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for lasting, stream in zip((sys.stdout, sys.stderr), before):
+                lasting.flush() if stream else lasting.close()
             sys.stdout, sys.stderr = before
 
 
@@ -86,7 +89,7 @@ def failure() -> OSError | None:
 # -- files --------------------------------------------------------------------------------------------------
 
 
-def deliver(files: Iterable[tuple[str | None, Callable[[], str | Figure]]],
+def deliver(files: Iterable[tuple[str | None, Callable[[], str | bytes | Figure]]],
             talk: Callable[[], object] = lambda: None) -> None:
     """Write the requested files, then print: the text whose path is "-", or else what `talk` prints.
 
@@ -148,7 +151,7 @@ def check_outputs(args: argparse.Namespace) -> None:
     given = {name: path for name in OUTPUTS if (path := getattr(args, name, None))}
     for name, path in given.items():
         check_output(path)
-        if path == "-" and name in ("record", "page"):
+        if path == "-" and name in ("record", "page", "save"):
             raise Usage(f"--{name} -; expected a file's name")
     plot = given.get("plot")
     if plot and Path(plot).suffix not in (".png", ".pdf", ".svg"):
@@ -183,8 +186,16 @@ def tell(text: str, indent: int = 0) -> None:
                                               break_long_words=False, break_on_hyphens=False))
 
 
+def lay_out(table: Callable[[int], Any]) -> None:
+    """Print a table as wide as the terminal; in a notebook, too, as text in its place among the lines."""
+    from rich.console import Console
+
+    wide = width() or PIPE
+    Console(width=wide, markup=False, force_jupyter=False).print(table(wide))
+
+
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:
-    """Output a run's JSON, trace, player and plot, as the options request, and its summary."""
+    """Output a run's JSON, trace, player, parameters and plot, as the options request, and its summary."""
     def player() -> str:
         import refsgd
 
@@ -193,6 +204,12 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
     def trace() -> str:
         assert result.trace is not None
         return result.trace.to_chrome()
+
+    def parameters() -> bytes:
+        if result.parameters is None:
+            raise RuntimeError(f"{args.save}: a shape-only net has no parameters; expected another net")
+        np.save(file := io.BytesIO(), result.parameters)
+        return file.getvalue()
 
     def talk() -> None:
         tell("\n".join([result.summary(), *more]), SUMMARY)
@@ -203,6 +220,7 @@ def show(result: Result, args: argparse.Namespace, *more: str) -> None:
             print(f"player: {args.player}, events 1 to {min(LIMIT, count)} of {count}")
 
     deliver([(args.json, result.to_json), (getattr(args, "trace", None), trace), (args.player, player),
+             (getattr(args, "save", None), parameters),
              (args.plot, lambda: figure("run", result))], talk)
 
 
@@ -211,7 +229,7 @@ def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:
     from refsgd.problems.data import NAMES
 
     data = data or DEFAULT_DATA
-    if data.partition(":")[0] not in NAMES or (name or "").startswith("shapes:"):
+    if data.partition(":")[0] not in NAMES or only_sizes(name):
         return  # nothing to compile, or refused with its own message later
     from refsgd.problems.nn import nets
 
@@ -239,13 +257,14 @@ def progress(quiet: bool, total: int) -> Iterator[Any]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(),
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
                   console=Console(stderr=True), auto_refresh=False, transient=True) as bar:
         task = bar.add_task("starting", total=total)
 
-        def say(text: str) -> None:
-            bar.update(task, description=text, advance=1, refresh=True)
+        def say(text: str, share: float | None = None) -> None:
+            done = bar.tasks[0].completed + 1 if share is None else share * total
+            bar.update(task, description=text, completed=done, refresh=True)
 
         yield say

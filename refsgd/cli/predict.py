@@ -9,8 +9,9 @@ import argparse
 from typing import Any
 
 from refsgd.cli.options import arguments_of, check_priced, common, flag, own_given
-from refsgd.cli.outputs import PIPE, check_outputs, deliver, figure, tell, width
+from refsgd.cli.outputs import PIPE, check_outputs, deliver, figure, lay_out, tell, width
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Usage, prepare
+from refsgd.experiment.result import image_of
 from refsgd.trace.schema import json_text
 
 PICTURE = "refsgd-sweep.png"
@@ -22,6 +23,10 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=("formulas", "simulated"), default="formulas",
                         help="source of the metrics (default formulas, and runs of the simulator where "
                         "there are none); simulated: all from runs of the simulator with a shape-only net")
+    parser.add_argument("--target", metavar="loss=V",
+                        help="updates until the expected loss is V, and the rate that needs the fewest, with "
+                        "--data quadratic:LOW,HIGH,MODES,NOISE, whose loss is 1 at the start; --plot draws "
+                        "the expected loss beside a simulated run")
     parser.add_argument("--sweep", metavar="QUANTITY=RANGE",
                         help="curves over workers, servers, batch, bandwidth, latency or staleness, "
                         "e.g. workers=1:64; writes a picture and marks crossings")
@@ -35,10 +40,11 @@ def do(args: argparse.Namespace) -> None:
     if args.sweep:
         draw_sweep(args)
         return
-    for alone in ("against", "metric", "plot"):
+    for alone in ("against", "metric", *["plot"] * (not args.target)):
         if value := getattr(args, alone):
             raise Usage(f"--{alone} {value} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. "
-                        "--sweep workers=1:64")
+                        "--sweep workers=1:64" + " (or --target loss=0.1)" * (alone == "plot"))
+    check_outputs(args)
     from refsgd.display.tables import prediction_lines
     from refsgd.experiment.simulated import simulated
     from refsgd.theory.estimate import LARGEST
@@ -48,19 +54,24 @@ def do(args: argparse.Namespace) -> None:
 
     experiment = prepare(args.algorithm, **arguments_of(args))
     check_priced(args, experiment.machine)
-    predictions = simulated(experiment) if args.kind == "simulated" else experiment.predictions()
-    if not predictions and not experiment.machine.paced:
+    predictions, found = simulated(experiment) if args.kind == "simulated" else experiment.predictions(), None
+    if args.target:
+        from refsgd.experiment.convergence import approach
+
+        found = approach(experiment, args.target, predictions)
+    elif not predictions and not experiment.machine.paced:
         raise Usage(f"no formula covers {args.algorithm} on an unpaced machine; expected --compute DIST")
-    if not predictions:
+    elif not predictions:
         raise Usage(f"no metrics of {args.algorithm}: {next(iter(predictions.missing.values()))}")
-    found = {**{name: p.to_json() for name, p in predictions.items()}, "absent": predictions.missing}
+    text = {**{name: p.to_json() for name, p in predictions.items()}, "absent": predictions.missing}
 
     def talk() -> None:
         tell(f"{experiment.name} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
         print("\n".join(prediction_lines(predictions, predictions.missing, width() or PIPE)))
 
-    deliver([(args.json, lambda: json_text(found))], talk)
+    deliver([(args.json, lambda: json_text(text)),
+             (args.plot, lambda: figure("approach_figure", found, found and found.simulated()))], talk)
 
 
 def _trained(problem: dict[str, Any]) -> str:
@@ -70,16 +81,17 @@ def _trained(problem: dict[str, Any]) -> str:
     images, data = "", problem["data"]
     if data in NAMES:
         images = f" for {'x'.join(map(str, load(data).train_images.shape[1:]))} images ({data})"
-    return f"{problem['net']}{images}: {problem['parameters']:,} parameters, {problem['bytes']:,} bytes"
+    return (f"{problem['net']}{images}: {problem['parameters']:,} parameters, {problem['bytes']:,} bytes"
+            + image_of(problem))
 
 
 def draw_sweep(args: argparse.Namespace) -> None:
     """Plot curves of several algorithms with their crossings."""
-    from rich.console import Console
-
     from refsgd.display.tables import sweep_table
     from refsgd.experiment.sweep import parse_range, sweep
 
+    if args.target:
+        raise Usage(f"--target {args.target} with --sweep; expected one of them")
     if args.kind == "simulated":
         raise Usage("--kind simulated with --sweep, whose curves are formulas; expected --kind formulas")
     quantity, values = parse_range(args.sweep)
@@ -97,8 +109,7 @@ def draw_sweep(args: argparse.Namespace) -> None:
     check_priced(args, arguments.get("machine", DEFAULT_MACHINE), quantity == "batch")
 
     def talk() -> None:
-        wide = width() or PIPE
-        Console(width=wide, markup=False).print(sweep_table(found, wide))
+        lay_out(lambda wide: sweep_table(found, wide))
         for a, b, x in found.crossings:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
         print(f"picture: {args.plot}")

@@ -9,15 +9,22 @@ import argparse
 import contextlib
 import warnings
 from collections.abc import Iterator
+from typing import Literal
 
 from refsgd.algorithms.facts import declared, facts_of
-from refsgd.cli.options import arguments_of, check_priced, common, player_file
+from refsgd.cli.options import add_flags, arguments_of, check_priced, common, monitor, player_file, words
 from refsgd.cli.outputs import compile_kernels, notice, progress, show
+from refsgd.experiment.evaluation import EVALUATIONS
 from refsgd.experiment.functions import deployment_function
 from refsgd.experiment.prepare import Usage, prepare
 from refsgd.experiment.result import Result
-from refsgd.experiment.run import RunOptions, carry_out
+from refsgd.experiment.run import RunOptions, carry_out, run
 from refsgd.runtimes.faults import POLICIES
+from refsgd.runtimes.fork import LAUNCHERS
+
+#: options of a run that have a flag
+FLAGS = ("record", "checkpoint", "checkpoint_every", "resume", "on_death", "unpaced", "warmup_steps")
+GIVEN = (*FLAGS, "monitor")
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -25,30 +32,20 @@ def options(parser: argparse.ArgumentParser) -> None:
     common(parser, "simulator", "refsgd-run.png")
     parser.add_argument("--trace", metavar="PATH",
                         help="write a trace for Perfetto (ui.perfetto.dev) or chrome://tracing")
-    parser.add_argument("--record", metavar="PATH",
-                        help="write the schedule; `refsgd replay PATH` reproduces the run bit for bit")
-    parser.add_argument("--checkpoint", metavar="DIR",
-                        help="write the run's record to DIR while it runs; --resume DIR continues from it")
-    parser.add_argument("--checkpoint-every", type=float, default=1.0, metavar="EPOCHS",
-                        help="epochs between flushes of the record to disk (default 1; 0: only at SIGUSR1)")
-    parser.add_argument("--resume", metavar="DIR",
-                        help="replay the record in DIR and continue from its end, with the arguments in it")
-    parser.add_argument("--fault", metavar="WHAT", action="append", default=[],
-                        help="plan a fault, e.g. 'kill worker 2 at step 10', 'pause worker 1 at step 5 for "
-                             "0.5', 'slow worker 0 at step 3 by 4', 'delay worker 1 at step 2 by 0.2', 'drop "
-                             "worker 1 at step 4' or 'random 3 seed 7'; repeatable")
-    parser.add_argument("--on-death", choices=POLICIES, default="stop",
-                        help="after a worker dies: end with an error, continue, restart without it or "
-                             "with all workers (default stop)")
-    parser.add_argument("--monitor", action="store_true",
-                        help="also sample processor, memory and files of each process (processes, tcp)")
+    parser.add_argument("--save", metavar="PATH.npy",
+                        help="write the evaluated parameters, with which --start begins another run")
+    says = words(run.__doc__)
+    add_flags(parser, RunOptions, FLAGS, says, on_death=Literal[POLICIES])
+    monitor(parser)
+    parser.add_argument("--fault", dest="faults", metavar="WHAT", action="append",
+                        help=f"{says.get('faults', '')}  Repeatable.")
     player_file(parser)
 
 
 def do(args: argparse.Namespace) -> None:
     """Train and print the result."""
-    if args.runtime == "mpi":
-        if (result := run_over_mpi(args)) is not None:
+    if args.runtime in LAUNCHERS:
+        if (result := run_over_ranks(args)) is not None:
             check_priced(args, result.machine)
             show(result, args)
         return
@@ -63,11 +60,14 @@ def do(args: argparse.Namespace) -> None:
 
 
 def described(args: argparse.Namespace) -> RunOptions:
-    """The run that the command line describes; a resumed run takes the rest from its record."""
-    return RunOptions(args.algorithm, runtime=args.runtime, record=args.record, faults=args.fault,
-                      on_death=args.on_death, checkpoint=args.checkpoint,
-                      checkpoint_every=args.checkpoint_every, resume=args.resume, monitor=args.monitor,
-                      say=notice(args.quiet), arguments=arguments_of(args))
+    """The run that the command line describes; a resumed run takes the rest from its record.
+
+    Only JSON and pictures show the history, whose evaluation takes longer than a short run.
+    """
+    given = {name: value for name in (*GIVEN, "faults") if (value := getattr(args, name)) is not None}
+    return RunOptions(args.algorithm, runtime=args.runtime, say=notice(args.quiet),
+                      evaluations=EVALUATIONS if args.json or args.plot else 0,
+                      arguments=arguments_of(args), **given)
 
 
 @contextlib.contextmanager
@@ -95,14 +95,14 @@ def _hosts_of_servers(args: argparse.Namespace, workers: int) -> int:
     return len(set(experiment.network.host.values())) - workers
 
 
-def run_over_mpi(args: argparse.Namespace) -> Result | None:
-    """Train under mpiexec; every rank calls this, and rank 0 gets the result."""
+def run_over_ranks(args: argparse.Namespace) -> Result | None:
+    """Train under mpiexec or torchrun; every rank calls this, and rank 0 gets the result."""
     from refsgd.runtimes.processes import mpi
 
-    comm = mpi.world()
+    comm = mpi.world(args.runtime)
     with one_voice(comm.rank):
         if args.workers is None and args.resume is None and comm.size > 1 and not args.hosts:
-            # one per process that mpiexec started; with --hosts, a rank is a host with any number of workers
+            # one per process that was started; with --hosts, a rank is a host with any number of workers
             args.workers = max(1, comm.size - _hosts_of_servers(args, comm.size))
         args.quiet = args.quiet or comm.rank != 0
         options = described(args)

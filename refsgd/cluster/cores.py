@@ -1,10 +1,11 @@
-"""Processors shared by the programs of one host: k programs on c cores each run at rate min(1, c / k)."""
+"""Processors shared by the programs of one host: each of k programs on c cores runs at rate min(1, c / k),
+divided by the crowding of k programs."""
 
 from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -37,8 +38,8 @@ class Processors:
     3.5
     """
 
-    def __init__(self, cores: int) -> None:
-        self.cores = cores
+    def __init__(self, cores: float, crowding: Sequence[float] = ()) -> None:
+        self.cores, self._crowding = cores, crowding or (1.0,)
         # service has been counted up to `_now`; each program here has had `_level` since the host was idle
         self._now = self._level = 0.0
         self._here: list[_Share] = []  # by end, then by start
@@ -65,7 +66,8 @@ class Processors:
         return next(end for end, share in self._ends() if share.program == program)
 
     def _slowness(self, programs: int) -> float:
-        return max(1.0, programs / self.cores)
+        """The factor by which each of some programs is slower than one alone."""
+        return max(1.0, programs / self.cores) * self._crowding[min(programs, len(self._crowding)) - 1]
 
     def _ends(self) -> Iterator[tuple[float, _Share]]:
         """The end of each program, unless others begin."""
@@ -80,9 +82,9 @@ class Loaded(Processors):
     """Processors of nodes with loads: with the share s of a core and the load f, a program does s / f seconds
     of work per second; `cores` is infinite if every program has its own."""
 
-    def __init__(self, cores: float, loads: Mapping[Hashable, Load]) -> None:
-        super().__init__(1)
-        self._most, self._loads = cores, loads
+    def __init__(self, cores: float, loads: Mapping[Hashable, Load], crowding: Sequence[float] = ()) -> None:
+        super().__init__(cores, crowding)
+        self._loads = loads
         # when the share of each program last changed, and the work that was left then
         self._left: Left = {}
 
@@ -100,13 +102,10 @@ class Loaded(Processors):
             return self._ended[program]
         return next(end for end, who in self._until(math.inf, dict(self._left)) if who == program)
 
-    def _share(self, programs: int) -> float:
-        return min(1.0, self._most / programs)
-
     def _until(self, now: float, left: Left) -> Iterator[tuple[float, Hashable]]:
         """The programs that end by then, and when, unless others begin; removes them from `left`."""
         while left:
-            share = self._share(len(left))
+            share = 1 / self._slowness(len(left))
             ends = {who: self._loads[who].end(since, work / share) for who, (since, work) in left.items()}
             first = min(ends, key=ends.__getitem__)  # of equal ends, the one that began first
             if ends[first] > now:
@@ -117,15 +116,15 @@ class Loaded(Processors):
 
     def _cut(self, now: float, left: Left, was: int, programs: int) -> None:
         """Update what is left of each program's work, now that the number of programs changes."""
-        if left and (share := self._share(was)) != self._share(programs):
+        if left and programs and (share := 1 / self._slowness(was)) != 1 / self._slowness(programs):
             for who, (since, work) in left.items():
                 left[who] = now, max(0.0, work - share * self._loads[who].done(since, now))
 
 
-def of_hosts(cores: int | None,
+def of_hosts(cores: int | None, crowding: Sequence[float],
              programs: Iterable[tuple[str, Hashable, Load | None]]) -> dict[str, Processors]:
-    """The processors of hosts whose programs share cores or have loads; `programs` are (host, program, load
-    of its node)."""
+    """The processors of hosts whose programs share cores, crowd each other or have loads; `programs` are
+    (host, program, load of its node)."""
     hosts: dict[str, dict[Hashable, Load | None]] = {}
     for host, program, load in programs:
         hosts.setdefault(host, {})[program] = load
@@ -133,7 +132,7 @@ def of_hosts(cores: int | None,
     for host, loads in hosts.items():
         few = math.inf if cores is None or len(loads) <= cores else cores
         if any(loads.values()):
-            found[host] = Loaded(few, {program: load or UNLOADED for program, load in loads.items()})
-        elif cores is not None and few == cores:
-            found[host] = Processors(cores)
+            found[host] = Loaded(few, {who: load or UNLOADED for who, load in loads.items()}, crowding)
+        elif few < math.inf or crowding:
+            found[host] = Processors(few, crowding)
     return found

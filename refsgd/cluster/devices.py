@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 from refsgd.cluster import units
@@ -99,10 +100,13 @@ Times = Time | tuple[Time, ...] | None  #: for all workers, for each, or none: u
 def as_times(name: str, value: Any) -> Times:
     """The time of a gradient: a distribution, a device, or one of them for each worker.
 
-    In text, workers are separated by semicolons and may be repeated: ``"3x 20ms; exponential(40ms)"``.
+    In text, workers are separated by semicolons and may be repeated: ``"3x 20ms; exponential(40ms)"``, and
+    ``"@FILE"`` names a file with a line for each worker.
     """
     if value is None:
         return None
+    if isinstance(value, str) and value.strip().startswith("@"):
+        value = _column(name, value.strip()[1:])
     if isinstance(value, str) and (";" in value or re.match(r"\s*\d+\s*x", value)):
         form = r"\s*(?:([1-9]\d{0,4})\s*x)?(.*)"
         parts = [re.fullmatch(form, part, re.DOTALL) for part in value.split(";")]
@@ -110,6 +114,23 @@ def as_times(name: str, value: Any) -> Times:
     if isinstance(value, (list, tuple)):
         return tuple(as_time(f"{name} of worker {i}", each) for i, each in enumerate(value)) or None
     return as_time(name, value)
+
+
+def _column(name: str, path: str) -> list[str]:
+    """The last column of a file, by worker: a time in each line, after its rank or not; a heading and lines
+    that begin with # are left out."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"{name} @{path}: {why}; expected a text file with a time for each worker") from None
+    cells = [re.split(r"[\t;,](?![^()]*\))|\s{2,}", line.strip())[-1].strip() for line in lines
+             if line.strip() and not line.lstrip().startswith("#")]
+    if cells and not re.search(r"\d", cells[0]):
+        del cells[0]
+    if not cells:
+        raise ValueError(f"{name} @{path}: no times; expected one in each line, such as 20ms")
+    return cells
 
 
 def as_time(name: str, value: Any) -> Time:

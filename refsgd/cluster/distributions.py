@@ -117,12 +117,16 @@ FAMILIES: dict[str, _Family] = {
 
 #: name and parameters of each distribution, one line each
 DISTRIBUTIONS = (*(family.help for family in FAMILIES.values()),
-        "empirical(t1,t2,...): one of these observed durations, each equally likely")
+        "empirical(t1,t2,...): one of these observed durations, each equally likely",
+        "replayed(t1,t2,...): these observed durations in their order, again and again; each node has its "
+        "own place in its own list")
+SHOWN = 8  #: most parameters of a distribution that its text has
+LISTS = ("empirical", "replayed")  #: families whose parameters are observed durations
 
 
 def _in_seconds(family: str, count: int) -> int:
     """The number of times among the `count` parameters; they come first."""
-    return {"uniform": 2, "shifted": 2, "normal": 2, "empirical": count}.get(family, 1)
+    return {"uniform": 2, "shifted": 2, "normal": 2}.get(family, count if family in LISTS else 1)
 
 
 def _normal_variance(m: float, s: float) -> float:
@@ -139,10 +143,10 @@ class Distribution:
     Parameters
     ----------
     family : str
-        A key of `FAMILIES`, or "empirical".
+        A key of `FAMILIES`, or "empirical", or "replayed".
     parameters : tuple of float
         As the family's help says; the first is the mean in seconds, except for ``uniform(low,high)``.
-        For "empirical": the observed durations [s].
+        For "empirical" and "replayed": the observed durations [s].
 
     Examples
     --------
@@ -159,14 +163,14 @@ class Distribution:
                 or not all(map(is_number, self.parameters))):
             raise ValueError(f"distribution of family {self.family!r} and parameters {self.parameters!r}; "
                              "expected a name and a tuple of numbers, e.g. 'fixed' and (0.02,)")
-        if self.family == "empirical":
+        if self.family in LISTS:
             if not self.parameters or not all(0 <= p < math.inf for p in self.parameters):
-                raise ValueError("distribution empirical: expected at least one finite duration >= 0")
+                raise ValueError(f"distribution {self.family}: expected at least one finite duration >= 0")
             return
         known = FAMILIES.get(self.family)
         if known is None:
             raise ValueError(f"distribution {self.family!r} is unknown; expected one of "
-                             f"{', '.join(FAMILIES)}, empirical")
+                             f"{', '.join((*FAMILIES, *LISTS))}")
         bad = not all(map(math.isfinite, self.parameters)) or len(self.parameters) != len(known.parameters)
         if bad or not known.check(*self.parameters):
             raise ValueError(f"distribution {self} is outside its domain; expected {known.help}")
@@ -200,19 +204,22 @@ class Distribution:
         return cls(family, numbers)
 
     def __str__(self) -> str:
-        return f"{self.family}({','.join(f'{p:g}' for p in self.parameters)})"
+        each = [f"{p:g}" for p in self.parameters]
+        if len(each) > SHOWN:  # of a calibration or a trace
+            each[2:-1] = ["..."]
+        return f"{self.family}({','.join(each)})"
 
     @property
     def mean(self) -> float:
-        """E[T] in seconds."""
-        if self.family == "empirical":
+        """E[T] in seconds; of replayed times, over a whole round of their list."""
+        if self.family in LISTS:
             return float(np.mean(self.parameters))
         return float(FAMILIES[self.family].mean(*self.parameters))
 
     @property
     def variance(self) -> float:
         """Var[T] in seconds squared; infinite for a Pareto index of at most 2."""
-        if self.family == "empirical":
+        if self.family in LISTS:
             return float(np.var(self.parameters))
         return float(FAMILIES[self.family].variance(*self.parameters))
 
@@ -232,7 +239,7 @@ class Distribution:
         return 1 - survival(self, t)
 
     def sample(self, rng: np.random.Generator, count: int) -> Samples:
-        """Draw `count` durations [s], shape (count,).
+        """Draw `count` durations [s], shape (count,); replayed ones from the first on, again and again.
 
         Parameters
         ----------
@@ -245,6 +252,8 @@ class Distribution:
         ndarray, (count,) float64
             Seconds.
         """
+        if self.family == "replayed":
+            return np.resize(np.asarray(self.parameters, float), count)
         if self.family == "empirical":
             return rng.choice(np.asarray(self.parameters, float), count)
         return np.asarray(FAMILIES[self.family].sample(rng, count, *self.parameters), float)
@@ -270,7 +279,7 @@ class Distribution:
 
 def survival(time: Distribution, t: Any) -> Any:
     """P(T > t), elementwise, accurate even if it is small, unlike 1 - cdf."""
-    if time.family == "empirical":
+    if time.family in LISTS:
         return 1 - np.searchsorted(np.sort(time.parameters), t, side="right") / len(time.parameters)
     return FAMILIES[time.family].survival(np.asarray(t, float), *time.parameters)
 

@@ -40,8 +40,10 @@ class Draws:
         return self._streams[purpose]
 
     def duration(self, kind: str, effect: Compute | None = None) -> float:
-        """Seconds of the next `Compute` of this kind; a piece, a reduction and a device also need the
-        effect."""
+        """Seconds of the next `Compute` of this kind; a piece, a reduction, a device and an update that is
+        priced by its bytes also need the effect."""
+        if effect is not None and kind == "update" and self.prices.updating:
+            return self._whole(kind) + self.prices.updating * payload_bytes(effect.args)
         if effect is not None and effect.piece is not None:
             device = self.prices.of(kind)
             mean = device.seconds(*work_of(effect)) if isinstance(device, Device) else 1.0
@@ -82,7 +84,8 @@ class Draws:
         if drawn.family == "fixed":
             return drawn.parameters[0]
         if not self._pending.get(name):
-            self._pending[name] = drawn.sample(self._stream(purpose), self.BLOCK)[::-1].tolist()
+            count = len(drawn.parameters) if drawn.family == "replayed" else self.BLOCK
+            self._pending[name] = drawn.sample(self._stream(purpose), count)[::-1].tolist()
         return self._pending[name].pop()
 
     def choose(self, options: Sequence[Any], p: Sequence[float] | None = None) -> Any:

@@ -117,5 +117,7 @@ def _toml(value: Any) -> str:
     """A value as TOML, which writes most of them as JSON does."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     # TOML has no null: an unlimited bandwidth
     return "inf" if value is None else json.dumps(value, allow_nan=False)

@@ -113,6 +113,65 @@ class Link:
                 + ", half duplex" * (self.duplex == "half"))
 
 
+@dataclass(frozen=True)
+class Overhead:
+    """Seconds of processor time that a program spends at each end of a message.
+
+    It is o of LogP and LogGP (Culler et al. 1993; Alexandrov et al. 1995), and a part that grows with the
+    message, for its copies.
+
+    >>> Overhead.of("20us,0.2ns/B").seconds(1_000_000)
+    0.00022
+    >>> print(Overhead.of("20us,0.2ns/B"))
+    20 us and 0.2 ns/B
+    """
+
+    fixed: float = 0.0  #: seconds
+    per_byte: float = 0.0  #: seconds
+
+    def __post_init__(self) -> None:
+        for name in ("fixed", "per_byte"):
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value < math.inf:
+                raise ValueError(f"{name} {value!r}; expected a finite number of seconds >= 0")
+
+    @classmethod
+    def of(cls, given: Any) -> Overhead | None:
+        """An overhead from seconds, text such as ``"20us"`` or ``"20us,0.2ns/B"``, or its fields by name;
+        None for none."""
+        if given is None or isinstance(given, cls):
+            found = given
+        elif isinstance(given, Mapping):
+            check_keys(given, ["fixed", "per_byte"], "an overhead")
+            found = cls(**given)
+        elif is_number(given):
+            found = cls(given)
+        elif isinstance(given, str):
+            fixed, _, per_byte = given.partition(",")
+            if per_byte and not per_byte.strip().lower().endswith("/b"):
+                raise ValueError(f"{given!r}; expected seconds, and seconds per byte, such as 20us,0.2ns/B")
+            found = cls(units.seconds(fixed), units.seconds(per_byte.strip()[:-2]) if per_byte else 0.0)
+        else:
+            raise wrong_type("overhead", given, "seconds, and seconds per byte, such as 20us,0.2ns/B")
+        return found if found and (found.fixed or found.per_byte) else None
+
+    def seconds(self, nbytes: int) -> float:
+        """Seconds at one end of a message."""
+        return self.fixed + nbytes * self.per_byte
+
+    def scaled(self, factor: float) -> Overhead:
+        """The overhead, slower by a factor."""
+        return Overhead(self.fixed * factor, self.per_byte * factor)
+
+    def to_json(self) -> dict[str, float]:
+        """A dictionary of JSON values, which `of` reads back."""
+        return {"fixed": self.fixed, "per_byte": self.per_byte}
+
+    def __str__(self) -> str:
+        per_byte = f"{self.per_byte * 1e9:g} ns/B" if self.per_byte else ""
+        return " and ".join(part for part in (units.as_time(self.fixed) * (self.fixed > 0), per_byte) if part)
+
+
 class Hop(NamedTuple):
     """One link of a path: its index, its seconds per byte, and the seconds from it to the next link."""
 

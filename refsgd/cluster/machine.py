@@ -3,7 +3,8 @@
 A `Machine` has a `Distribution` of the time of a gradient and of an update, and links with a latency and a
 bandwidth, which meet in a switch that never blocks (rule: `refsgd.cluster.links`).  It knows no algorithm.
 Each program that computes has a processor of its own, unless `cores` limits those of a host: then each of k
-programs that compute proceeds at rate min(1, cores / k) (rule: `refsgd.cluster.cores`).
+programs that compute proceeds at rate min(1, cores / k), and less if they are crowded (rule:
+`refsgd.cluster.cores`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from dataclasses import dataclass, field, fields, replace
 from numbers import Integral
 from typing import Any
 
-from refsgd.cluster import devices, placement, units
+from refsgd.cluster import devices, nccl, placement, units
 from refsgd.cluster.checks import check_keys, wrong_type
 from refsgd.cluster.devices import Device, Load, Times
 from refsgd.cluster.distributions import Distribution, as_distribution, is_number
-from refsgd.cluster.links import Link
+from refsgd.cluster.links import Link, Overhead
 from refsgd.cluster.placement import Groups, Hosts
 from refsgd.effects import Deployment
 
 #: fields that a file may leave out
-LEVELS = ("hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec")
+LEVELS = ("hosts", "inside", "groups", "uplink", "server_speeds", "loads", "codec", "overhead", "updating",
+          "crowding")
 
 
 @dataclass(frozen=True)
@@ -33,22 +35,31 @@ class Machine:
     Parameters
     ----------
     compute : Distribution, Device, str, tuple or None
-        Seconds of one gradient: a distribution, or a device that prices it by its work, such as
-        ``"device(5TFLOPS,2ms,lognormal(1,0.1))"``; or one of them for each worker, as a tuple or as text,
-        ``"3x 20ms; exponential(40ms)"``.  None: nothing is paced, real processes run as fast as they can.
+        Seconds of one gradient: a distribution, ``158ms`` or ``exponential(20ms)``; a device, which prices it
+        by its work, ``device(5TFLOPS,2ms,lognormal(1,0.1))``; or one for each worker, as a tuple or as
+        ``3x 20ms; exponential(40ms)``.  None: nothing is paced, real processes run as fast as they can.
     latency : float or str
-        Seconds until the first byte of a message arrives, >= 0; or text such as ``"25us"``.
+        Seconds until the first byte of a message arrives, >= 0; or text such as ``25us``.
     bandwidth : float or str
-        Bytes per second of each node's link, each direction; > 0, may be infinite; or text such as
-        ``"10Gbps"`` or ``"1.25GB/s"``.
+        Bytes per second of each node's link, each direction; > 0, may be infinite; or text such as ``10Gbps``
+        or ``1.25GB/s``, or ``@FILE``, the output of nccl-tests' all_reduce_perf, also for the latency.
     update : float or Distribution or str
-        Seconds of one update at a server, or at a worker that updates its own replica, >= 0.
+        Seconds of one update at a server, or at a worker that updates its own replica, >= 0; or ``2ms``.
     reduction : float
         Seconds per byte reduced in a collective (gamma), >= 0.
     codec : float
         Seconds per byte of a gradient that is encoded or decoded, >= 0.
+    updating : float
+        Seconds per byte of the arrays that an update reads, >= 0, beside `update`: a mean of more gradients,
+        or of a larger net, takes longer.
+    overhead : Overhead or float or str
+        Processor time of a program at each end of a message to another node, such as ``"20us"`` or
+        ``"20us,0.2ns/B"``.
+    crowding : tuple of float or str
+        Factors by which everything takes longer while one, two, three ... programs of a host compute, since
+        they share caches and memory; the last holds for more programs.  Empty: 1.
     speeds : tuple of float or str
-        Speed of each worker relative to `compute`, e.g. ``(1, 1, 4)`` or ``"15x1,0.5"``; empty: all are 1.
+        Speed of each worker relative to `compute`, e.g. ``1,1,4`` or ``15x1,0.5``; empty: all are 1.
     colocated : bool
         Servers are assigned in turn to the hosts of workers: server k is on the host of worker k mod n if
         each worker has its own.  Messages between them do not use the network.
@@ -105,6 +116,9 @@ class Machine:
     server_speeds: tuple[float, ...] = ()
     loads: tuple[Load, ...] = ()
     codec: float = 0.0
+    updating: float = 0.0
+    overhead: Overhead | None = None
+    crowding: tuple[float, ...] = ()
     source: str = field(default="", compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -113,13 +127,25 @@ class Machine:
         object.__setattr__(self, "update", None if is_number(update) and update == 0
                            else as_distribution("update", update))
         object.__setattr__(self, "loads", devices.as_loads(self.loads))
+        bandwidth: Any = self.bandwidth
+        if isinstance(bandwidth, str) and bandwidth.strip().startswith("@"):
+            try:
+                latency, bandwidth = nccl.link_of(bandwidth.strip()[1:])
+            except ValueError as error:
+                raise ValueError(f"bandwidth @{error}") from None
+            object.__setattr__(self, "bandwidth", bandwidth)
+            object.__setattr__(self, "latency", self.latency or latency)
         link = self.between
         object.__setattr__(self, "latency", link.latency)
         object.__setattr__(self, "bandwidth", link.bandwidth)
         self._check_levels()
-        for name in ("speeds", "server_speeds"):
+        try:
+            object.__setattr__(self, "overhead", Overhead.of(self.overhead))
+        except ValueError as error:
+            raise ValueError(f"overhead {error}") from None
+        for name in ("speeds", "server_speeds", "crowding"):
             object.__setattr__(self, name, _speeds(name, getattr(self, name)))
-        for name in ("reduction", "codec"):
+        for name in ("reduction", "codec", "updating"):
             price = getattr(self, name)
             if not is_number(price):
                 raise wrong_type(name, price, "a number of s/byte >= 0")
@@ -167,7 +193,8 @@ class Machine:
     def linked(self) -> bool:
         """Whether messages take time."""
         links = [self.between, self.inside, self.uplink]
-        return any(link and (link.latency > 0 or not math.isinf(link.bandwidth)) for link in links)
+        return self.overhead is not None or any(
+            link and (link.latency > 0 or not math.isinf(link.bandwidth)) for link in links)
 
     def speed(self, worker: int) -> float:
         """Speed factor of a worker.
@@ -249,6 +276,8 @@ class Machine:
                        loads=tuple(load.scaled(factor) for load in self.loads),
                        latency=self.latency * factor, bandwidth=self.bandwidth / factor,
                        reduction=self.reduction * factor, codec=self.codec * factor,
+                       updating=self.updating * factor,
+                       overhead=self.overhead and self.overhead.scaled(factor),
                        inside=_slower(self.inside, factor), uplink=_slower(self.uplink, factor))
 
     def for_workers(self, workers: int) -> Machine:
@@ -312,6 +341,9 @@ class Machine:
         said = ((self.update, f"update {self.update} s"),
                 (self.reduction, f"reduction {self.reduction:g} s/byte"),
                 (self.codec, f"codec {self.codec:g} s/byte"),
+                (self.updating, f"updating {self.updating:g} s/byte"),
+                (self.overhead, f"overhead {self.overhead}"),
+                (self.crowding, f"crowding {units.written(self.crowding)}"),
                 (self.speeds, f"speeds {units.written(self.speeds)}"),
                 (self.server_speeds, f"server speeds {units.written(self.server_speeds)}"),
                 *((load, f"load of {load}") for load in self.loads),
@@ -328,7 +360,7 @@ def _plain(value: Any) -> Any:
         return [_plain(each) for each in value]
     if isinstance(value, Distribution | Device):
         return devices.time_json(value)
-    return value.to_json() if isinstance(value, Link) else None if value == math.inf else value
+    return value.to_json() if isinstance(value, Link | Overhead) else None if value == math.inf else value
 
 
 def _slower(link: Link | None, factor: float) -> Link | None:

@@ -13,13 +13,14 @@ from refsgd.effects import Deployment, ranks
 
 
 class Prices(NamedTuple):
-    """The times of a gradient and of an update (None: free), and the seconds per byte of a reduction and of
-    encoding or decoding."""
+    """The times of a gradient and of an update (None: free), and the seconds per byte of a reduction, of
+    encoding or decoding, and of the arrays that an update reads."""
 
     gradient: Time | None
     update: Distribution | None
     reduction: float
     codec: float = 0.0
+    updating: float = 0.0
 
     def of(self, kind: str) -> Time | None:
         """The time of a `Compute` of a kind that is not priced by its bytes."""
@@ -46,7 +47,7 @@ def at(machine: Machine, role: str, rank: int) -> Prices:
         compute = None if isinstance(machine.compute, tuple) else machine.compute
         speed = machine.server_speeds[rank] if rank < len(machine.server_speeds) else 1.0
     return Prices(compute, machine.update and machine.update.scaled(1 / speed), machine.reduction,
-                  machine.codec)
+                  machine.codec, machine.updating / speed)
 
 
 def of_nodes(machine: Machine, deployment: Deployment) -> dict[str, Prices]:

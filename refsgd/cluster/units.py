@@ -157,6 +157,6 @@ def spoken(seconds: float) -> str:
     >>> spoken(0.0123), spoken(18.97), spoken(1234), spoken(501_700), spoken(1e9)
     ('12.3 ms', '18.97 s', '20.57 min', '139.4 h', '277,778 h')
     """
-    units = (36_000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms")
+    units = (10_800.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (0.0, 1e-3, "ms")
     scale, unit = next((scale, unit) for least, scale, unit in units if seconds >= least)
     return f"{seconds / scale:.4g} {unit}" if seconds < 9999 * scale else f"{seconds / scale:,.0f} {unit}"

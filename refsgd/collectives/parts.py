@@ -27,6 +27,8 @@ class Total(NamedTuple):
 
 def add(first: Array, *others: Array) -> Array:
     """first + others[0] + others[1] + ..., every element in this order, in one pass over memory."""
+    if not isinstance(first, np.ndarray):  # of a vector without contents
+        return sum(others, start=first)
     total = np.empty_like(first)
     for start in range(0, first.size, BLOCK):
         block = slice(start, start + BLOCK)

@@ -39,12 +39,14 @@ def _writing(path: str | Path) -> Iterator[Path]:
                 stream.write(temporary.read_bytes())
 
 
-def save(path: str | Path, content: str | Figure) -> None:
-    """Write a text or a figure; the error names the file and says what to do."""
+def save(path: str | Path, content: str | bytes | Figure) -> None:
+    """Write a text, bytes or a figure; the error names the file and says what to do."""
     try:
         with _writing(path) as temporary:
             if isinstance(content, str):  # a file name in it need not be UTF-8
                 temporary.write_text(content, encoding="utf-8", errors="replace")
+            elif isinstance(content, bytes):
+                temporary.write_bytes(content)
             else:
                 from refsgd.display.plots.figures import save as drawn
 

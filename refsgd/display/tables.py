@@ -17,18 +17,10 @@ from refsgd.experiment.compare import HARD, Comparison, Row
 from refsgd.experiment.result import Result, samples_of
 from refsgd.experiment.sweep import Sweep
 from refsgd.theory.prediction import STANDARD_ERROR
+from refsgd.trace import CAUSES
 from refsgd.trace.metrics import METRICS, Metric
 
 NAME = 16  #: characters after which an algorithm's options get a separate line
-#: activity of an idle worker, by cause
-WAITING = {"transfer": "waiting for messages on the wire (transfer)",
-           "queueing": "waiting behind other messages at a link or server (queueing)",
-           "straggling": "waiting for slower workers (straggling)",
-           "slack": "waiting at the bound on clocks (slack)",
-           "partner": "waiting for a partner that computes (partner)",
-           "update": "waiting for updates to be computed (update)",
-           "codec": "encoding, and waiting for decoding (codec)",
-           "idleness": "waiting"}
 #: smaller differences in test accuracy may be chance: two standard errors at 97 % of 360 images are 0.025
 CHANCE = 0.03
 #: what a comparison shows besides the metrics of its runs
@@ -124,7 +116,7 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
         return ("the formula gives the iteration of a long run, and this run began differently: its total "
                 f"time is {whole:+.1%} off the formula's")
     total = off * found["value"]
-    excess = {"idleness": 0.0}
+    excess = {"": 0.0}
     for cause, share in s.measured["idle_by_cause"].items():
         more = share * s.measured["seconds_per_iteration"] - found["terms"].get(cause, 0.0)
         if more * total > 0:  # of the same sign
@@ -138,7 +130,8 @@ def _off_formula(row: Row, s: Result, off: float) -> str | None:
                 "that out")
     if s.steps < 50:
         return f"{s.steps} iterations are few, so the common start and the end of the run matter"
-    return (f"{WAITING[worst]} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration "
+    waiting = f"waiting ({worst}: {CAUSES[worst]})" if worst else "waiting"
+    return (f"{waiting} takes {abs(excess[worst]) * 1e3:.2f} ms an iteration "
             f"{'more' if excess[worst] > 0 else 'less'} than the formula says")
 
 
@@ -146,6 +139,9 @@ def _off_simulation(measured: Result, off: float) -> str:
     """Why the measured iteration time is `off` from the simulated one."""
     overrun = measured.measured["overrun_ratio"]
     late = measured.trace.lateness.values() if measured.trace is not None else []
+    if late and not any(each["drawn"] for each in late):
+        return ("unpaced, this computer was not as fast as the machine describes; end other work, and "
+                "calibrate with this net")
     slipped = max((t["slipped"] for t in late), default=0.0) / max(measured.measured["seconds"], 1e-9)
     if overrun > 0.02 or slipped > 0.5 * abs(off):
         return (f"gradients took {overrun:.1%} longer than the emulated durations because this machine is "
@@ -261,7 +257,8 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
         sample = seen[first].problem.get("samples", {}).get("test")
         out.append(f"{first} reaches {goal:.0%} test accuracy {f'({sample}) ' * bool(sample)}"
                    f"{'first, ' * bool(others)}after "
-                   f"{times[first]:.2f} s" + "".join(f"; {a} after {times[a]:.2f} s" for a in shown) + ".")
+                   f"{times[first]:.2f} s" + "".join(f"; {a} after {times[a]:.2f} s" for a in shown)
+                   + ("; at one common rate and one seed (refsgd race tunes each)" if others else "") + ".")
     return out
 
 
@@ -321,8 +318,8 @@ def _parting(hard: Comparison) -> list[str]:
     best, *_, worst = [*sorted(final, key=final.__getitem__, reverse=True), min(final, key=final.__getitem__)]
     spread = {name: r.consensus_distance for name, r in hard.results.items() if name in final}
     drifted = max(spread, key=spread.__getitem__)
-    text = (f"With 8 workers that each see only some of the digits (simulated), {best} ends with "
-            f"{final[best]:.0%} test accuracy")
+    text = ("With 8 workers that each see only some of the digits (simulated, one rate for all), "
+            f"{best} ends with {final[best]:.0%} test accuracy")
     if worst != best:
         text += f" and {worst} with {final[worst]:.0%}"
     if spread[drifted] > 0:
@@ -336,4 +333,5 @@ def _parting(hard: Comparison) -> list[str]:
     if not (hasty or diverged):
         return [text + "."]
     return [f"{text}.", f"The learning rate is one cause for {', '.join([*hasty, *diverged])}: a smaller "
-            f"--lr, e.g. lr/{HARD['workers']}, may change the order (docs/defaults.md)."]
+            f"--lr, e.g. lr/{HARD['workers']}, may change the order (docs/defaults.md); at its own rate each "
+            "is in refsgd race --from digits-by-label."]

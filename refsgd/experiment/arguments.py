@@ -8,7 +8,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral, Real
 from typing import Any
 
@@ -30,6 +31,29 @@ LARGEST_OPTION = 10**6  #: of an algorithm's own whole numbers
 
 class Usage(ValueError):
     """Usage error: the message says what was found and what was expected."""
+
+
+@contextmanager
+def checked() -> Iterator[None]:
+    """Turn what the rooms below refuse, a ValueError, into a usage error."""
+    try:
+        yield
+    except ValueError as error:
+        raise Usage(str(error)) from None
+
+
+def check_unpaced(unpaced: bool, runtime: str | None) -> None:
+    """Refuse to leave virtual time without its machine."""
+    if unpaced and runtime == "simulator":
+        raise Usage("unpaced with runtime simulator, which follows the machine; expected processes, tcp, mpi "
+                    "or torch")
+
+
+def check_warmup(warmup_steps: int, steps: int) -> None:
+    """Refuse to leave out a negative number of steps, or all."""
+    check_whole(0, warmup_steps=warmup_steps)
+    if warmup_steps >= max(steps, 1):
+        raise Usage(f"warmup_steps {warmup_steps} of {counted(steps, 'step')}; expected fewer")
 
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from refsgd._version import __version__
 from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
-from refsgd.experiment.arguments import suggestion
+from refsgd.experiment.arguments import check_unpaced, check_warmup, suggestion
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, perform
+from refsgd.experiment.execution.watched import check_monitor, watched
 from refsgd.experiment.functions import Algorithm, deployment_function, is_place, listed, shared
 from refsgd.experiment.options import unused
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Experiment, Say, Usage, prepare
@@ -100,6 +101,10 @@ class Comparison:
         return {name: result for name, result in found.items() if result is not None}
 
 
+#: how an option that is on or off is written, and shown in labels, which can be given again
+SWITCH = {"on": True, "off": False, "True": True, "False": False}
+
+
 def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
     """An algorithm and the options that follow its name.
 
@@ -118,7 +123,7 @@ def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
         key = key.replace("-", "_")
         if key in said:
             raise Usage(f"algorithm {algorithm!r}: {key} appears twice; expected each option once")
-        said[key] = {"on": True, "off": False}.get(value, _number(value))
+        said[key] = SWITCH.get(value, _number(value))
     return name, said
 
 
@@ -130,9 +135,23 @@ def _number(text: str) -> Any:
     return text
 
 
-def _prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], stated: Sequence[str],
-              arguments: Mapping[str, Any]) -> tuple[list[Experiment], list[dict[str, Any]]]:
-    """The experiments, and the options that tell their rows apart."""
+class Turn(NamedTuple):
+    """One row's algorithm, prepared."""
+
+    algorithm: Algorithm
+    arguments: dict[str, Any]  #: those of `prepare` besides, with the options of the algorithm
+    experiment: Experiment
+    told: dict[str, Any]  #: the options that tell its row apart
+
+    @property
+    def label(self) -> str:
+        """The label of its row."""
+        return Row(self.experiment.name, self.told, {}, None, None).label
+
+
+def prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], stated: Sequence[str],
+             arguments: Mapping[str, Any]) -> list[Turn]:
+    """The experiments of rows, from common arguments, those of each algorithm and those of each row."""
     named = [with_options(a) for a in chosen]
     names = [a if is_place(a) else deployment_function(a)[0] for a, _ in named]
     for name in own:
@@ -140,20 +159,32 @@ def _prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]],
             raise Usage(f"options of {name!r}, which is unknown; expected some of {', '.join(names)}"
                         + suggestion(name, [*names, *CATALOGUE]))
     common = shared(arguments, [deployment_function(a)[1] for a, _ in named])
-    experiments = [prepare(a, **{**each, **own.get(name, {}), **said})
-                   for (a, said), name, each in zip(named, names, common)]
-    unused.check(experiments, stated)
-    told = [e.told | said for e, (_, said) in zip(experiments, named)]
-    labels = [Row(e.name, each, {}, None, None).label for e, each in zip(experiments, told)]
+    turns = []
+    for (a, said), name, each in zip(named, names, common):
+        mine = {**each, **own.get(name, {}), **said}
+        experiment = prepare(a, **mine)
+        turns.append(Turn(a, mine, experiment, experiment.told | said))
+    unused.check([turn.experiment for turn in turns], stated)
+    labels = [turn.label for turn in turns]
     if twice := next((label for label in labels if labels.count(label) > 1), ""):
         raise Usage(f"algorithms: {twice} appears twice; expected options that tell the rows apart, such as "
                     f"'{twice}; {twice} lr=0.3'")
-    return experiments, told
+    return turns
+
+
+def _evaluated(experiment: Experiment, runtime: str, warmup: int, monitor: bool | float,
+               real: Experiment | None = None) -> Result:
+    """The result of one run, of the experiment or of the one that stands for it in real time."""
+    run, used = watched(real or experiment, runtime, monitor,
+                        lambda on_start: perform(real or experiment, runtime, on_start=on_start))
+    result = evaluate(experiment, runtime, run, warmup=warmup)
+    return replace(result, measured=result.measured | used)
 
 
 def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: str | None = None,
             options: Mapping[str, Mapping[str, Any]] | None = None, progress: Say | None = None,
-            hard: bool = False, say: Say | None = None, **arguments: Any) -> Comparison:
+            hard: bool = False, say: Say | None = None, warmup_steps: int = 0, unpaced: bool = False,
+            monitor: bool | float = False, **arguments: Any) -> Comparison:
     """Train the same net on the same data under several algorithms: predicted, simulated, measured.
 
     Parameters
@@ -171,7 +202,10 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
     hard : bool
         Also simulate the same algorithms in the harder case `HARD`.
     say : callable, optional
-        As in `run`.
+    warmup_steps : int
+    unpaced : bool
+    monitor : bool or float
+        As in `run`; it watches what is measured.
     **arguments
         As in `run`.
 
@@ -189,32 +223,38 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
     if hard and arguments.get("problem") is not None:
         raise Usage("hard with your own problem; expected data and net, which can be divided by label among "
                     "more workers")
+    check_unpaced(unpaced, runtime)
+    check_monitor(monitor, runtime)
     runtime = runtime_here(runtime)
     step = progress or (lambda text: None)
     chosen = listed(algorithms)
-    experiments, told = _prepared(chosen, options or {}, arguments.pop("stated", ()), arguments)
+    turns = prepared(chosen, options or {}, arguments.pop("stated", ()), arguments)
+    experiments = [turn.experiment for turn in turns]
     machine = arguments.get("machine") or DEFAULT_MACHINE
     real = [runtime] if runtime != "simulator" and experiments else []
+    for experiment in experiments:
+        check_warmup(warmup_steps, experiment.steps)
+    here = [replace(e, machine=Machine()) if unpaced else e for e in experiments]
     if real:
-        for experiment in experiments:
+        for experiment in here:
             check_processes(experiment, runtime)
-        check_pace(max(experiments, key=lambda e: e.workers))
+        check_pace(max(here, key=lambda e: e.workers))
     if say and experiments:
-        announce(experiments, ["simulator", *["simulator"] * hard, *real], say)
+        announce(here, ["simulator", *["simulator"] * hard, *real], say)
     rows = []
-    for experiment, each in zip(experiments, told):
+    for (_, _, experiment, each), real_one in zip(turns, here, strict=True):
         step(f"{experiment.name}: simulating")
         predicted = experiment.predicted()
         measured = None
         try:
-            simulated = evaluate(experiment, "simulator", perform(experiment, "simulator"))
+            simulated = _evaluated(experiment, "simulator", warmup_steps, not real and monitor)
         except FloatingPointError as error:  # the others can still be compared
             rows.append(Row(experiment.name, each, predicted, None, None, str(error)))
             continue
         if real:
             step(f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
                  f"{simulated.measured['seconds']:.0f} s")
-            measured = evaluate(experiment, runtime, perform(experiment, runtime))
+            measured = _evaluated(experiment, runtime, warmup_steps, monitor, real_one)
         rows.append(Row(experiment.name, each, predicted, simulated, measured))
     second = None
     if hard and experiments:

@@ -8,22 +8,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from math import nan
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
 from refsgd.effects import Array, ranks
+from refsgd.experiment import result
 from refsgd.experiment.options.exchanges import largest_server
 from refsgd.experiment.prepare import Experiment
-from refsgd.experiment.result import (
-    Result,
-    WhenAsked,
-    average,
-    final_parameters,
-    parameters_sha256,
-    replicas,
-    schedule_sha256,
-)
+from refsgd.experiment.result import Result, WhenAsked, average, final_parameters, replicas
 from refsgd.problems import Problem
 from refsgd.trace import Added, Crashed, Run, Trace, joined
 from refsgd.trace.metrics import measure, number_images
@@ -37,7 +30,8 @@ def evaluations_of(problem: Problem, most: int = EVALUATIONS) -> int:
     return min(most, max(4, 60_000 // int(problem.describe.get("evaluated", 1))))
 
 
-def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = EVALUATIONS) -> Result:
+def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = EVALUATIONS,
+             warmup: int = 0) -> Result:
     """Metrics, history and hashes of a finished run; only times, bytes and staleness for a shape-only net."""
     problem, trace = experiment.problem, run.trace
     x, accuracy, loss, distance, rows = None, dict[str, float](), nan, nan, list[list[float]]()
@@ -58,7 +52,7 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
             distance = float(np.mean([np.sum((w - mean) ** 2, dtype=float) for w in workers]))
         end = [trace.seconds, _updates(trace, trace.updates), trace.images(), loss, accuracy.get("test", nan)]
         rows = [*(row for row in rows if row[:2] != end[:2]), end]
-    measured = measure(trace)
+    measured = measure(trace, warmup)
     if (share := largest_server(problem, experiment.servers)) is not None:
         measured["largest_server"] = share
     shown = x is not None and not np.isfinite(x).all()
@@ -72,8 +66,8 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
         experiment.name, experiment.told, problem.describe, experiment.machine, runtime,
         experiment.workers, len(servers_of_run), experiment.steps,
         experiment.seed, measured, WhenAsked(dict if trace.of(Crashed) else experiment.predicted),
-        rows, accuracy, loss, distance, "" if x is None else parameters_sha256(x), schedule_sha256(trace),
-        trace, x, experiment.deploy)
+        rows, accuracy, loss, distance, "" if x is None else result.parameters_sha256(x),
+        result.schedule_sha256(trace), trace, x, experiment.deploy)
 
 
 def count_images(experiment: Experiment, trace: Trace) -> None:
@@ -90,18 +84,27 @@ def _updates(trace: Trace, marks: Mapping[str, int]) -> int:
     return sum(marks.values()) // max(1, len(set(trace.parts.values())))
 
 
-def _model(trace: Trace, x0: Array, moment: Moment) -> Array | None:
-    """The parameters at a moment: the newest vector in shared memory, the servers' parts, or the mean of the
-    replicas, which are `x0` before their first update.  None if a part has not been marked yet."""
-    if trace.of(Added):
-        return cast("Array", list(moment.newest.values())[-1])
-    replicas = trace.is_worker(moment.nodes[0]) and not trace.parts
-    newest = {node: moment.newest.get(node, x0 if replicas else None) for node in moment.nodes}
-    if any(x is None for x in newest.values()):
+def joined_model(newest: Mapping[str, Any], x0: Array, replicas: bool, parts: Mapping[str, int],
+                 shared: bool) -> Array | None:
+    """The parameters of a moment, from the newest of each node, the last to change its own at the end.
+
+    They are the vector in `shared` memory, the servers' parts, or the mean of the `replicas`, which are `x0`
+    before their first update; of replicas that are divided, nodes have `parts`.  None if a part is missing.
+    """
+    if shared:
+        return cast("Array", list(newest.values())[-1])
+    found = {node: x0 if x is None and replicas and not parts else x for node, x in newest.items()}
+    if any(x is None for x in found.values()):
         return None
-    if trace.is_worker(moment.nodes[0]):
-        return average(joined((trace.parts.get(node, 0), x) for node, x in newest.items()))
-    return np.concatenate(list(newest.values()))
+    if replicas:
+        return average(joined((parts.get(node, 0), x) for node, x in found.items()))
+    return np.concatenate(list(found.values()))
+
+
+def model(trace: Trace, x0: Array, moment: Moment) -> Array | None:
+    """The parameters at a moment."""
+    newest = dict(moment.newest) if trace.of(Added) else {n: moment.newest.get(n) for n in moment.nodes}
+    return joined_model(newest, x0, trace.is_worker(moment.nodes[0]), trace.parts, bool(trace.of(Added)))
 
 
 def history(trace: Trace, problem: Problem, points: int) -> list[list[float]]:
@@ -114,7 +117,7 @@ def history(trace: Trace, problem: Problem, points: int) -> list[list[float]]:
         chosen[i] = known[i]
     rows = []
     for moment in chosen.values():
-        x = _model(trace, problem.x0, moment)
+        x = model(trace, problem.x0, moment)
         if x is not None:
             test = problem.accuracy(x, "test") if problem.accuracy is not None else nan
             rows.append([moment.seconds, _updates(trace, moment.marks), trace.images(moment.seconds),

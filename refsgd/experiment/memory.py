@@ -7,18 +7,20 @@ from the start and share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.adaptive import LARS, Adam
 from refsgd.algorithms.compression import Codec, codec
 from refsgd.algorithms.exchange import of
+from refsgd.cluster.units import counted
 from refsgd.effects import ranks, roles
 from refsgd.experiment.options.exchanges import largest_server
 
 if TYPE_CHECKING:
     from refsgd.experiment.prepare import Experiment
+    from refsgd.problems.chain import Stage
     from refsgd.theory import Figures, Prediction
     from refsgd.trace import Run
 
@@ -62,18 +64,21 @@ def of_processes(e: Experiment, run: Run, runtime: str) -> dict[str, float]:
         # messages in shared memory belong to no process
         apart = sum(p.terms.get(term, 0.0) for term in ("gradients", "buffers") if runtime == "processes")
         found[host[node]] = found.get(host[node], 0.0) + p.value - apart
-    for mark in run.trace.marks("update"):
+    for mark in run.trace.marks("update") if runtime != "simulator" else ():
         found[host[mark.node]] += getattr(mark.values.get("x"), "nbytes", 0)
     return found
 
 
 def in_words(used: Mapping[str, Any]) -> str:
     """What a process has used, with its growth since the start and what that should be, if known."""
-    grown = ""
-    if used.get("grown") is not None and used.get("predicted") is not None:
-        grown = f" (grown by {used['grown'] / 1e6:.1f}, predicted {used['predicted'] / 1e6:.1f})"
-    return (f"{used['cpu']:.0%} of a core, {used['rss_max'] / 1e6:.0f} MB{grown}, "
-            f"{used['written'] / 1e6:.3g} MB written")
+    predicted = f"predicted {used['predicted'] / 1e6:.1f}" if used.get("predicted") is not None else ""
+    memory = f"{predicted} MB" if predicted else ""
+    if "rss_max" in used:  # not in virtual time
+        grown = f" (grown by {used['grown'] / 1e6:.1f}, {predicted})" if predicted else ""
+        memory = f"{used['rss_max'] / 1e6:.0f} MB{grown}, {used['written'] / 1e6:.3g} MB written"
+    said = [f"{used[f'bytes_{way}'] / 1e6:.3g} MB {way} in {counted(used[f'messages_{way}'], 'message')}"
+            for way in ("sent", "received") if used.get(f"messages_{way}")]
+    return ", ".join([f"{used['cpu']:.0%} of a core", *filter(None, [memory]), *said])
 
 
 def with_sizes(e: Experiment, found: Figures) -> Figures:
@@ -134,34 +139,35 @@ def _of_servers(e: Experiment, count: int) -> list[Prediction]:
 
 def _of_stages(e: Experiment) -> list[Prediction]:
     """Of each node of a replica, at its first examples."""
+    depth, chunks = e.workers // e.replicas, int(e.own.get("chunks", 1))
+    stages = e.problem.split(depth * chunks, str(e.own.get("cut", "balance")))
+    return [of_stage(e, k, stages[k::depth]) for k in range(depth)]
+
+
+def of_stage(e: Experiment, k: int, own: Sequence[Stage]) -> Prediction:
+    """Of node k of a replica, with these stages."""
     from refsgd.theory.phenomena import memory
 
     optimiser, update = _rule(e)
-    options, depth = e.own, e.workers // e.replicas
-    chunks, steps = int(options.get("chunks", 1)), max(e.steps, 1)
-    stages, batch = e.problem.split(depth * chunks, str(options.get("cut", "balance"))), max(e.batches)
-    found: list[Prediction] = []
-    for k in range(depth):
-        own, flight = stages[k::depth], depth - k
-        size = sum(stage.x0.size for stage in own)
-        crossing = 2 * max(block.nbytes for stage in own for block in stage.blocks)
-        crossing *= e.problem.chain is not None
-        if e.facts.holds == "stages":
-            m = max(1, min(int(options.get("micro", 1)), batch))
-            kept = min(m, flight) if options.get("passes") == "1f1b" and chunks == 1 else m
-            rows = [batch * (j + 1) // m - batch * j // m for j in range(kept)]
-            held = sum(stage.held(each) for stage in own for each in rows)
-            # While the last micro-batch goes back, there are the gradient of the step before, the sum so far,
-            # the part before, and the blocks' gradients beside the vector into which they are joined.
-            beside = (steps > 1) + min(m - 1, 2) + any(len(stage.blocks) > 1 for stage in own)
-            one = memory.stage(size, held, optimiser=optimiser, working=max(update, beside))
-            found.append(_with(one, {"between layers": crossing * -(-batch // m)}))
-        else:
-            versions = depth if options.get("vertical") else flight
-            one = memory.stage(size, own[0].held(batch), min(flight, steps),
-                               versions=min(versions, steps), optimiser=optimiser, working=update)
-            found.append(_with(one, {"between layers": crossing * batch}))
-    return found
+    options, depth, batch = e.own, e.workers // e.replicas, max(e.batches)
+    steps, flight = max(e.steps, 1), depth - k
+    size = sum(stage.x0.size for stage in own)
+    crossing = 2 * max(block.nbytes for stage in own for block in stage.blocks)
+    crossing *= e.problem.chain is not None
+    if e.facts.holds == "stages":
+        m = max(1, min(int(options.get("micro", 1)), batch))
+        kept = min(m, flight) if options.get("passes") == "1f1b" and len(own) == 1 else m
+        rows = [batch * (j + 1) // m - batch * j // m for j in range(kept)]
+        held = sum(stage.held(each) for stage in own for each in rows)
+        # While the last micro-batch goes back, there are the gradient of the step before, the sum so far,
+        # the part before, and the blocks' gradients beside the vector into which they are joined.
+        beside = (steps > 1) + min(m - 1, 2) + any(len(stage.blocks) > 1 for stage in own)
+        one = memory.stage(size, held, optimiser=optimiser, working=max(update, beside))
+        return _with(one, {"between layers": crossing * -(-batch // m)})
+    versions = depth if options.get("vertical") else flight
+    one = memory.stage(size, own[0].held(batch), min(flight, steps),
+                       versions=min(versions, steps), optimiser=optimiser, working=update)
+    return _with(one, {"between layers": crossing * batch})
 
 
 def _with(found: Prediction, more: Mapping[str, float]) -> Prediction:

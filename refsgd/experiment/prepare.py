@@ -28,6 +28,7 @@ from refsgd.experiment.arguments import (
     check_options,
     check_speeds,
     check_whole,
+    checked,
 )
 from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, line_of, with_defaults
 from refsgd.experiment.options import exchanges, pipelines, rules, unused
@@ -52,7 +53,7 @@ DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001,  # type
                           bandwidth=50e6)
 DEFAULT_EPOCHS = 5.5
 #: arguments that a record names only if they are not the defaults
-NEWER = ("optimiser", "warmup", "scale_lr", "validation")
+NEWER = ("optimiser", "warmup", "scale_lr", "validation", "start")
 DEFAULT_STEPS = 20  #: where each step takes all data, which L-BFGS does
 
 Say = Callable[[str], None]
@@ -284,6 +285,7 @@ class Training:
     warmup: int = 0
     scale_lr: bool = False
     validation: float = 0.0
+    start: str | None = None
     shards: str = "iid"
     machine: Machine | None = None
     seed: int = 0
@@ -334,10 +336,10 @@ class Training:
 
     def problem(self, own: Problem | None, share: str, workers: int, batch: int | Sequence[int]) -> Problem:
         """The problem named by `data` and `net`, or the given one, for this many shares of the data."""
-        check_used(own is not None, self.data, self.net, self.batch, self.shards, Training.batch)
+        check_used(own is not None, self.data, self.net, self.batch, self.shards, Training.batch, self.start)
         if own is None:
             return build_problem(self.data, self.net or default_net(self.data), workers, batch, self.seed,
-                                 self.shards, self.validation)
+                                 self.shards, self.validation, self.start)
         if not isinstance(batch, int):
             raise Usage(f"batch {text_of(batch)} with your own problem; expected its images(rank, t) to say "
                         "how many images a gradient has")
@@ -375,6 +377,7 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
     unused.check_own(name, facts, with_defaults(function, options), with_defaults(function, {}), workers)
     own = problem
     problem = training.problem(problem, facts.share, replicas, batch)
+    options = pipelines.placed(facts, options, problem, machine, workers)
     steps = training.length(problem, facts.portions)
     rule = rules.rule_of(training, name, facts, with_defaults(function, options), replicas, steps, problem)
     exchange = exchanges.exchange_of({option: getattr(training, option) for option in EXCHANGE},
@@ -387,24 +390,21 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
         newer = [key for key in NEWER if getattr(training, key) == getattr(Training, key)]
         kept = [key for key in shared if key not in ("epochs", *newer) and (key in said or
                                                                             not hasattr(PLAIN, key))]
-        recorded = {key: getattr(training, key) for key in kept} | {
-            "workers": workers, "batch": batch, "steps": steps,
-            "machine": machine.to_json()} | options
-    experiment = Experiment(name, function, options, problem, machine, workers, training.servers, steps,
-                            training.seed, rule, text, recorded, training)
+        recorded = {key: getattr(training, key) for key in kept} | options | {
+            "workers": workers, "batch": batch, "steps": steps, "machine": machine.to_json()}
+    experiment = pipelines.within_memory(Experiment(
+        name, function, options, problem, machine, workers, training.servers, steps, training.seed, rule,
+        text, recorded, training))
     if said and not declared(function):
         exchanges.try_out(experiment)
     nodes = experiment.nodes  # refuses wrong options now, before anything runs
     if training.servers != 1 and not facts.served:
         refuse_servers(training.servers, name, known, nodes)
-    try:
+    with checked():
         _ = experiment.network
-    except ValueError as error:
-        raise Usage(str(error)) from None
     if on_devices(machine) and problem.work is None:
         raise Usage(f"compute {written(machine.compute)} with net {problem.describe['net']}, whose work is "
-                    "unknown, although a device prices a gradient by its operations; expected a net such as "
-                    "tiny, or a time such as --compute 20ms")
+                    "unknown; by it a device prices a gradient: expected a net such as tiny, or a time")
     unused.check([experiment], stated)
     return experiment
 

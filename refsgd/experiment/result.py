@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import html
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -16,12 +15,12 @@ import numpy as np
 
 from refsgd._version import __version__
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.units import counted, written
+from refsgd.cluster.units import as_time, counted, written
 from refsgd.effects import Array, Factory
 from refsgd.experiment.memory import in_words
-from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace, joined
+from refsgd.trace import Added, Chosen, Crashed, Loaded, Polled, Received, Run, Sent, Trace, joined, schema
 from refsgd.trace.metrics import METRICS
-from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row, infinities, json_text, misfit
+from refsgd.trace.schema import COUNT, NUMBER, OBJECT, TEXT, Kind, Row
 
 FORMAT = 2  #: version of the JSON format
 #: metrics under one name in format 1: {"staleness": {"mean": 0.5}} is now {"staleness_mean": 0.5}
@@ -153,6 +152,11 @@ def samples_of(problem: Mapping[str, Any]) -> list[str]:
             for part, sample in problem.get("samples", {}).items()]
 
 
+def image_of(problem: Mapping[str, Any]) -> str:
+    """What counts as an image in figures of a net that has none, as the end of a line."""
+    return f"; an image is {problem['image']}" if "image" in problem else ""
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of one run.
@@ -215,7 +219,7 @@ class Result:
 
     def to_json(self) -> str:
         """The result as strict JSON, with null for NaN and "inf" for infinity; `from_json` reads it back."""
-        return json_text(self.to_dict())
+        return schema.json_text(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> Result:
@@ -239,14 +243,14 @@ class Result:
             raise ValueError(f"result format {found!r}; expected {FORMAT}, or 1 of an older version")
         if data["format"] == 1:
             data["measured"] = _flat(data.get("measured"))
-        wrong = misfit(data, SCHEMA)
+        wrong = schema.misfit(data, SCHEMA)
         if wrong:
             raise ValueError(f"result: {wrong}")
         values = {name: data[name] for name in SCHEMA}
         for name in ("loss", "consensus_distance"):
-            values[name] = _number(data[name])
-        values["options"] = infinities(data["options"])
-        values["history"] = [list(map(_number, point)) for point in data["history"]]
+            values[name] = schema.as_number(data[name])
+        values["options"] = schema.infinities(data["options"])
+        values["history"] = [list(map(schema.as_number, point)) for point in data["history"]]
         values["machine"] = Machine.from_json(values["machine"])
         return cls(**values)
 
@@ -272,7 +276,7 @@ class Result:
             f"problem    {self.problem.get('net')} on {self.problem.get('data')}, "
             f"{self.problem.get('parameters')} parameters, "
             + (f"batches {written(each)}" if (each := self.problem.get("batches"))
-               else f"batch {self.problem.get('batch')}"),
+               else f"batch {self.problem.get('batch')}") + image_of(self.problem),
         ]
         if self.accuracy:
             shown = ", ".join(f"{part} {share:.1%}" for part, share in sorted(self.accuracy.items()))
@@ -286,6 +290,8 @@ class Result:
         lines += [
             f"time       {said('seconds')} s, {said('seconds_per_iteration')} ms an iteration, "
             f"{said('images_per_second')} images/s",
+            "phases     " + ", ".join(f"{phase} {as_time(float(f'{each:.3g}'))}"
+                                      for phase, each in m.get("phase_seconds", {}).items() if each),
             f"staleness  mean {said('staleness_mean')}, max {said('staleness_max')} updates; "
             f"clock gap {said('clock_gap_max')}, lead {said('lead_max')} iterations",
             f"idle       {said('idle_ratio')}" + (f" ({causes})" if causes else ""),
@@ -299,7 +305,7 @@ class Result:
             lines.append("deaths     " + ", ".join(f"{e.node} at {e.time:.3f} s" for e in deaths))
         if "resources" in m:
             used = [f"{node} {in_words(each)}" for node, each in m["resources"].items()]
-            lines.append("resources  " + "; ".join(used))
+            lines.append("resources  " + "\n           ".join(used))
         return "\n".join(lines)
 
     def player(self, path: str | Path | None = None, **window: Any) -> Any:
@@ -356,8 +362,3 @@ def _flat(measured: Any) -> Any:
     if _REALS.fits(sent):
         found["bytes_sent"] = sum(sent.values())
     return {name: value for name, value in found.items() if name in METRICS}
-
-
-def _number(value: Any) -> Any:
-    """The inverse of `json_text` for a number."""
-    return math.nan if value is None else float(value) if isinstance(value, str) else value

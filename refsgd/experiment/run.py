@@ -13,20 +13,13 @@ from refsgd._version import __version__
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
-from refsgd.experiment.arguments import Usage, check_whole
+from refsgd.experiment.arguments import Usage, check_unpaced, check_warmup, check_whole, checked
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import EVALUATIONS, evaluate
 from refsgd.experiment.execution.perform import OBSERVED, RUNTIMES, perform, planned
-from refsgd.experiment.execution.resume import (
-    NAME,
-    Records,
-    first_file,
-    on_request,
-    ready,
-    stored,
-)
+from refsgd.experiment.execution.resume import NAME, Records, first_file, on_request, ready, stored
+from refsgd.experiment.execution.watched import check_monitor, watched
 from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, source_sha256
-from refsgd.experiment.memory import of_processes
 from refsgd.experiment.prepare import Experiment, Say, prepare
 from refsgd.experiment.result import Result
 from refsgd.problems import Problem
@@ -55,8 +48,10 @@ class RunOptions:
     checkpoint: str | Path | None = None
     checkpoint_every: float = 1.0
     resume: str | Path | None = None
-    monitor: bool = False
+    monitor: bool | float = False
     evaluations: int = EVALUATIONS
+    warmup_steps: int = 0
+    unpaced: bool = False
     say: Say | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -65,19 +60,16 @@ class RunOptions:
             if getattr(self, name) not in known:
                 raise Usage(f"{name} {getattr(self, name)!r}; expected one of {', '.join(known)}")
         check_whole(0, evaluations=self.evaluations)
-        try:
+        check_unpaced(self.unpaced, self.runtime)
+        with checked():
             object.__setattr__(self, "faults", tuple(listed(self.faults)))
-        except ValueError as error:
-            raise Usage(str(error)) from None
         object.__setattr__(self, "runtime", runtime_here(self.runtime))
         if not 0 <= self.checkpoint_every < float("inf"):
             raise Usage(f"checkpoint_every {self.checkpoint_every}; expected a number of epochs >= 0")
         if self.checkpoint is None and self.checkpoint_every != RunOptions.checkpoint_every:
             raise Usage(f"checkpoint_every {self.checkpoint_every} without checkpoint; expected a folder for "
                         "the record: checkpoint")
-        if self.monitor and self.runtime not in ("processes", "tcp"):
-            raise Usage(f"monitor with runtime {self.runtime}; expected processes or tcp, whose processes "
-                        "run on this machine")
+        check_monitor(self.monitor, self.runtime)
         if self.record is not None and self.on_death in ("shrink", "restart"):
             raise Usage(f"record with on_death {self.on_death}; expected stop or continue: a record covers "
                         "one attempt, and after a death this run begins another")
@@ -100,47 +92,86 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
         ``f(problem, workers, steps, sgd, *, options)``.
     problem : Problem, optional
         Your own problem; else one is built from `data`, `net`, `batch` and `shards`.
-    runtime : {"simulator", "processes", "tcp", "mpi"}
+    runtime : {"simulator", "processes", "tcp", "mpi", "torch"}
         Virtual time, OS processes over shared memory, OS processes over TCP on this machine, or the ranks
-        that mpiexec has started, each of which calls this with the same arguments and gets the result.
-    workers, servers : int
-        n (4) and K (1).
-    steps, epochs : int, float
-        Iterations of each worker, or passes over the data (5.5 if neither is given).  A step of `sandblaster`
-        is at least a pass (20 steps).
+        that mpiexec or torchrun has started, each of which calls this with the same arguments and gets the
+        result.
+    workers : int
+        Number of workers (4, of a race 8).
+    servers : int
+        Number of parameter servers (1).
+    steps : int
+        Iterations of each worker.
+    epochs : float
+        Passes over the data (5.5 if no steps are given).  A step of `sandblaster` is at least one (20 steps).
     batch : int, sequence of int, or str
-        Images per worker and iteration (16), or for each worker: ``(20, 1)`` or ``"20,1"``; ``"auto:21"``
-        divides 21 by the workers' speeds.  `sequential`, stages and portions take the sum.
-    data, net : str
-        Data set ("digits") and net (the default for the data set).
+        Images per worker and iteration (16), or for each worker: ``20,1``; ``auto:21`` divides 21 by the
+        workers' speeds, ``auto:21:4..16`` with shares of 4 to 16.  `sequential`, stages and
+        portions take the sum.
+    data : str
+        Data set: digits (by default), mnist, fashion-mnist, cifar10; or generated: ``quadratic``,
+        ``integers``, ``lasso[:samples,features,correlation]``, ``logistic[:...]``;
+        ``quadratic:LOW,HIGH,MODES,NOISE``, with a spectrum of eigenvalues.
+    net : str
+        One of `refsgd list`; by default the one that fits the data.  ``tiny:8,tanh,squared`` has 8 channels,
+        tanh and the squared error.  Shape-only: ``shapes:P`` has P parameters, ``shapes:resnet50@224`` those
+        of a net for images of 224 pixels, and nothing to compute.
+        ``shapes:transformer:12,768,12,1024,50257`` is GPT-2: layers, width, heads, sequence, vocabulary;
+        ``shapes:llama:...`` is a Llama; an image is then a sequence.  ``FILE.json`` has layers by hand.
     optimiser : {"sgd", "adam", "lars"}
-        The update rule, see `refsgd.algorithms.adaptive`.
-    lr, momentum, weight_decay, schedule
-        Its constants, see `refsgd.algorithms.sgd.SGD`; lr is 0.15 for SGD, 0.003 for Adam and 10 for LARS.
-        schedule is ``"constant"``, ``"cosine"`` (to 0 at the end of the run), ``"cosine(updates)"`` or
-        ``"step(every,factor)"``.
+        The update rule (sgd), see `refsgd.algorithms.adaptive`.
+    lr : float
+        Learning rate (0.15 for sgd, 0.003 for adam, 10 for lars).
+    momentum, weight_decay : float
+        Constant of the update rule (0), see `refsgd.algorithms.sgd.SGD`.
+    schedule : str
+        Of the rate: ``constant``; ``cosine``, to 0 at the end of the run; ``cosine(updates)``; or
+        ``step(every,factor)``, by number of updates.
     warmup : int
         Number of updates over which the rate grows to its full value (0), starting at the rate of one worker
         under `scale_lr`, otherwise at 0.
     scale_lr : bool
         Multiply the rate by the number of gradients in an update's mean.
     validation : float
-        Share of the training images to hold back (0): ``accuracy["validation"]``, for choosing rates.
-    shards : {"iid", "by-label"}
+        Share of the training images to hold back (0), such as 0.1, on which the accuracy is shown, for
+        choosing rates.
+    start : path, optional
+        A file with the parameters to begin with, as ``refsgd run --save`` writes it, such as those that
+        the same net has learnt from other images; by default they are drawn.
+    shards : str
+        Division of images among workers: ``iid`` (by default), ``by-label``, or ``dirichlet:ALPHA``, with the
+        more unequal classes the smaller alpha is.
     machine : Machine, optional
         The cluster; see `refsgd.cluster.machine.Machine`.
     seed : int
-        Of the initial parameters, the data's order, durations and choices.
+        Of the initial parameters, the data's order, durations and choices (0).
+    layout : str
+        How the parameters are cut into parts: ``equal`` (by default), ``layers``, or ``chunks:BYTES`` of
+        layers.
+    balance : {"robin", "size", "hash"}
+        How parts are assigned to servers: in turn (by default), by size, by a hash of their number.
+    overlap : {"none", "backward", "both"}
+        backward: send a layer's gradient as soon as it is computed; both: also start the next forward pass
+        layer by layer as parameters arrive.
+    priority : bool
+        Links serve the lowest layers first.
+    bucket : int
+        Bytes that an all-reduce with overlap sums at once (0: one layer).
+    compress : str
+        Codec: topk:0.01, randk:0.01, dgc:0.001, onebit, twobit:0.1, qsgd:16, fp16 or powersgd:2.
+    feedback : bool
+        Add what a message leaves out to the next one (by default).
     record : path, optional
         Write the answer of every receive, poll and choice as it happens; `replay` reproduces the run from it
         bit for bit, including deaths that it survived, or the beginning of a run that crashed.
     faults : iterable of str
-        Planned faults, e.g. ``["kill worker 2 at step 10", "random 3 seed 7"]``; see
-        `refsgd.runtimes.faults`.
+        Planned faults, such as ``kill worker 2 at step 10``, ``pause worker 1 at step 5 for 0.5``, ``slow
+        worker 0 at step 3 by 4``, ``delay worker 1 at step 2 by 0.2``, ``drop worker 1 at step 4`` or
+        ``random 3 seed 7``; see `refsgd.runtimes.faults`.
     on_death : {"stop", "continue", "shrink", "restart"}
-        What happens after a node dies: the run ends with an error that names it; the others continue, if the
-        algorithm does not wait for every worker; the survivors start again without it; all start again.  The
-        last two start from the newest parameters.
+        What happens after a node dies: the run ends with an error that names it (by default); the others
+        continue, if the algorithm does not wait for every worker; the survivors start again without it; all
+        start again.  The last two start from the newest parameters.
     checkpoint : path, optional
         Folder for the run's record, which is written during the run, so that `resume` can continue from it
         after the run was stopped.
@@ -151,13 +182,21 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
         Such a folder, or a record: replay it, and continue the run from its end.  The record says what is
         trained, where, for how long, and with which faults and `on_death`; arguments given in addition must
         agree with it.
-    monitor : bool
-        Also sample the resources that each process uses (processes and tcp): ``measured["resources"]``, see
-        `refsgd.runtimes.processes.monitor`. "launcher" is this process, which writes checkpoints and records.
+    monitor : bool or float
+        Also sample what each process uses, at this interval in seconds (True: 0.05): processor, memory,
+        files, messages and their bytes in and out.  ``measured["resources"]``, see `refsgd.trace.resources`;
+        "launcher" is this process, which writes checkpoints and records.  In virtual time each host's
+        computing and messages.
     evaluations : int
         Largest number of intermediate parameters that are evaluated after the run (20): the rows of
         `Result.history` besides its end.  If a run is short and there are many test images, evaluation takes
         longer than training.
+    warmup_steps : int
+        Iterations of each worker that rates, shares and means leave out (0): the first ones load kernels and
+        touch memory.
+    unpaced : bool
+        Real processes run as fast as they can: the machine, such as one that `refsgd calibrate` has written,
+        only predicts them.
     say : callable, optional
         Called with a line that estimates the length of the run, if it exceeds half a minute.
     **options
@@ -190,26 +229,22 @@ def carry_out(options: RunOptions) -> Result:
         experiment = prepare(options.algorithm, options.problem, **options.arguments)
     else:
         options, experiment, start = resumed(options, options.resume)
+    check_warmup(options.warmup_steps, experiment.steps)
+    unpaced = options.unpaced and options.runtime != "simulator"  # without fork, this is simulated
+    real = replace(experiment, machine=Machine()) if unpaced else experiment
     if options.runtime != "simulator":
-        check_processes(experiment, options.runtime)
-        check_pace(experiment)
+        check_processes(real, options.runtime)
+        check_pace(real)
     if options.say and not start:
-        announce([experiment], [options.runtime], options.say)
-    watch = None
-    if options.monitor:
-        from refsgd.runtimes.processes.monitor import Monitor
-
-        watch = Monitor()
+        announce([real], [options.runtime], options.say)
     with standard_descriptors(), closing(records_of(options, experiment, start)) as records, \
             on_request(records.flush if options.checkpoint is not None else None):
-        finished = perform(experiment, options.runtime, records, options.faults, options.on_death,
-                           watch.start if watch else None, OBSERVED if options.evaluations else 0)
-        used = watch.stop() if watch else {}
-        expected = of_processes(experiment, finished, options.runtime) if watch else {}
-        used = {node: each | {"predicted": expected.get(node)} for node, each in used.items()}
-        result = evaluate(experiment, options.runtime, finished, options.evaluations)
+        finished, used = watched(real, options.runtime, options.monitor, lambda on_start: perform(
+            real, options.runtime, records, options.faults, options.on_death, on_start,
+            OBSERVED if options.evaluations else 0))
+        result = evaluate(experiment, options.runtime, finished, options.evaluations, options.warmup_steps)
         records.finish(finished.trace, result.parameters_sha256)
-    return replace(result, measured=result.measured | {"resources": used}) if watch else result
+    return replace(result, measured=result.measured | used)
 
 
 def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experiment, list[Record]]:

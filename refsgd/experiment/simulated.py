@@ -77,7 +77,7 @@ def _runs(experiment: Experiment) -> list[Metrics]:
     """The metrics of each run."""
     steps = experiment.steps
     trace = _trace(experiment, min(steps, SHORT))
-    fixed = not trace.of(Chosen) and all(time is None or time.family == "fixed" for time in (
+    fixed = not trace.of(Chosen) and all(time is None or time.family in ("fixed", "replayed") for time in (
         experiment.machine.update, *each(experiment.priced)) if not isinstance(time, Device))
     length = min(steps, max(SHORT, int(EVENTS / (1 if fixed else LEAST) * min(steps, SHORT)
                                        / max(len(trace.events), 1))))

@@ -13,7 +13,7 @@ import numpy as np
 
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.units import bytes_per_second, seconds
-from refsgd.experiment.arguments import Usage, check_kind, check_whole, options_of, suggestion
+from refsgd.experiment.arguments import Usage, check_kind, check_whole, checked, options_of, suggestion
 from refsgd.experiment.functions import Algorithm, deployment_function, listed, shared
 from refsgd.experiment.options import unused
 from refsgd.experiment.prepare import DEFAULT_MACHINE, prepare
@@ -75,10 +75,8 @@ def _check(quantity: str, values: Sequence[float]) -> None:
     for value in values:
         check_kind(Real, "a number", **{quantity: value})
         if least is None:
-            try:
+            with checked():
                 DEFAULT_MACHINE.with_(**{quantity: value})
-            except ValueError as error:
-                raise Usage(str(error)) from None
         elif not float(value).is_integer():
             raise Usage(f"{quantity} {value:g}; expected whole numbers, at least {least}")
         else:

@@ -6,6 +6,7 @@ and hands its own to the next; the gradient by these activations comes back the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +31,14 @@ class Rows(NamedTuple):
     def share(self) -> float:
         """Their part of the worker's share."""
         return (self.end - self.first) / self.total if self.total else 1.0
+
+
+Fits = Callable[[int, int, int], bool]  #: whether a stage may hold the blocks from one to before another
+
+
+def anything(stage: int, first: int, end: int) -> bool:
+    """Any blocks."""
+    return True
 
 
 def nothing(examples: int) -> float:
@@ -160,54 +169,66 @@ class Chain:
         total = sum(block.work for block in self.blocks)
         return [block.work / total if total else 1 / len(self.blocks) for block in self.blocks]
 
-    def cut(self, stages: int, how: str = "balance") -> list[int]:
-        """After how many blocks each stage but the last ends.
+    def cut(self, stages: int, how: str = "balance", speeds: Sequence[float] = (),
+            fits: Fits = anything) -> list[int]:
+        """After how many blocks each stage but the last ends; each with its place and its first and last
+        block `fits`.
 
-        With ``balance`` the slowest stage takes the least time, and among such cuts the fewest bytes cross;
-        ``mincut``: the fewest bytes cross; or the ends of the stages themselves, ``3,7,11``. Three blocks
-        that take 1, 1 and 2 s, with 8 and 4 bytes between them:
+        With ``balance`` the slowest stage takes the least time on equal nodes, and among such cuts the fewest
+        bytes cross; with ``speed`` likewise on nodes of these relative speeds, by stage; ``mincut``: the
+        fewest bytes cross; or the ends of the stages themselves, ``3,7,11``. Three blocks that take 1, 1 and
+        2 s, with 8 and 4 bytes between them:
 
         >>> blocks = [Block(name, slice(0, 0), work, size, None, None)
         ...           for name, work, size in (("a", 1, 8), ("b", 1, 4), ("c", 2, 0))]
         >>> chain = Chain(blocks, None, None)
         >>> chain.cut(2), chain.cut(2, "mincut"), chain.cut(2, "1")
         ([2], [2], [1])
+        >>> chain.cut(2, "speed", [1, 3])
+        [1]
         """
         count = len(self.blocks)
         if not 1 <= stages <= count:
             names = ", ".join(block.name for block in self.blocks)
             raise ValueError(f"stages {stages}; expected 1 to {count}, a block or more for each: {names}")
+        pace = list(speeds) if how == "speed" and speeds else [1.0] * stages
         if how == "mincut":
-            return self._cheapest(stages, 1.0)
-        if how == "balance":
+            return self._cheapest(pace, 1.0, fits)
+        if how in ("balance", "speed"):
             sums = [0.0, *accumulate(self.costs)]
-            slowest = sums  # the least time of the slowest stage, by number of blocks in the stages so far
-            for _ in range(stages - 1):
-                slowest = [min(max(slowest[k], end - sums[k]) for k in range(count + 1) if sums[k] <= end)
-                           for end in sums]
-            return self._cheapest(stages, slowest[-1])
+            # the least time of the slowest stage, by number of blocks in the stages so far
+            slowest = [0.0, *[math.inf] * count]
+            for stage, speed in enumerate(pace):
+                slowest = [min((max(slowest[k], (sums[end] - sums[k]) / speed) for k in range(end)
+                                if slowest[k] < math.inf and fits(stage, k, end)), default=math.inf)
+                           for end in range(count + 1)]
+            if slowest[-1] == math.inf:
+                raise ValueError(f"no cut into {stages} stages fits the memory of their nodes; expected more "
+                                 "memory, or more stages")
+            return self._cheapest(pace, slowest[-1], fits)
         try:
             found = [int(end) for end in how.split(",")] if how else []
         except ValueError:
             found = [0]
         if len(found) != stages - 1 or any(b <= a for a, b in pairwise([0, *found, count])):
-            raise ValueError(f"cut {how!r} for {stages} stages; expected balance, mincut, or the "
+            raise ValueError(f"cut {how!r} for {stages} stages; expected balance, speed, mincut, or the "
                              f"{stages - 1} blocks after which to cut, ascending and within 1 to {count - 1}")
         return found
 
-    def _cheapest(self, stages: int, most: float) -> list[int]:
+    def _cheapest(self, speeds: Sequence[float], most: float, fits: Fits) -> list[int]:
         """The cut that the fewest bytes cross, of those equal the one with the quickest slowest stage, in
-        stages that take at most `most`; dynamic programming over (stages, blocks)."""
-        sums, count = [0.0, *accumulate(self.costs)], len(self.blocks)
+        stages of these speeds that take at most `most`; dynamic programming over (stages, blocks)."""
+        sums, count, stages = [0.0, *accumulate(self.costs)], len(self.blocks), len(speeds)
         Best = tuple[float, float, list[int]]
         best: dict[int, Best] = {0: (0.0, 0.0, [])}  # by number of blocks in the stages so far
-        for stage in range(stages):
+        for stage, speed in enumerate(speeds):
             after: dict[int, Best] = {}
             for end in range(stage + 1, count - (stages - stage - 1) + 1):
                 crossing = self.blocks[end - 1].nbytes if end < count else 0.0
-                options = [(size + crossing, max(slowest, sums[end] - sums[k]), [*ends, end])
+                options = [(size + crossing, max(slowest, (sums[end] - sums[k]) / speed), [*ends, end])
                            for k, (size, slowest, ends) in best.items()
-                           if k < end and sums[end] - sums[k] <= most * (1 + 1e-12)]
+                           if k < end and (sums[end] - sums[k]) / speed <= most * (1 + 1e-12)
+                           and fits(stage, k, end)]
                 if options:
                     after[end] = min(options)
             best = after

@@ -52,6 +52,11 @@ class Problem:
         How gradients travel, see `refsgd.algorithms.exchange`; None: whole, in equal parts.
     coordinates : Coordinates or None
         Minima along single coordinates, see `refsgd.problems.regression`; None: not known.
+    spectrum : Spectrum or None
+        Of a quadratic whose expected loss formulas predict, see `refsgd.problems.spectral`; None: not known.
+    sampled : callable or None
+        ``most -> (x -> float)``: the loss on at most so many training examples, always the same ones; None:
+        there is only `loss`.
     describe : dict
         The description of the problem in the result's JSON. Runs use some entries: "batch", the images of a
         full gradient (the mean over workers; without it ``images(rank, 0)``), and "batches", one number for
@@ -78,6 +83,8 @@ class Problem:
     exchange: Any = None
     chain: Chain | None = None
     coordinates: Any = None
+    spectrum: Any = None
+    sampled: Callable[[int], Callable[[Array], float]] | None = None
 
     def __post_init__(self) -> None:
         if self.layers is not None:
@@ -266,7 +273,7 @@ def _evaluation(data: Any, net: Any, most: int) -> Callable[[Array, str], tuple[
 
 
 def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int], seed: int = 0,
-                   by_label: bool = False, evaluate: int = 2000) -> Problem:
+                   how: str = "iid", evaluate: int = 2000) -> Problem:
     """Train a net on a data set, split among workers.
 
     Parameters
@@ -281,8 +288,8 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
         Images per worker and step, or for each worker.
     seed : int
         Of the initial parameters and of every epoch's order.
-    by_label : bool
-        Shards sorted by label instead of identically distributed ones.
+    how : {"iid", "by-label", "dirichlet:ALPHA"}
+        How images are divided among workers, see `refsgd.problems.data.Shards`.
     evaluate : int
         Most training images used for a loss or an accuracy: the first ones.  `describe` names the "samples".
 
@@ -298,7 +305,7 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     from refsgd.problems.data import Shards
     from refsgd.problems.nn.blocks import blocks, loss_gradient
 
-    shards = Shards(len(data.train_labels), workers, batch, seed, labels=data.train_labels, by_label=by_label)
+    shards = Shards(len(data.train_labels), workers, batch, seed, data.train_labels, how)
 
     def share(rank: int, t: int) -> tuple[Array, Array, int]:
         chosen = shards.share(rank, t)
@@ -327,6 +334,11 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     def accuracy(x: Array, part: str) -> float:
         return float(evaluated(x, part)[1])
 
+    def sampled(most: int) -> Callable[[Array], float]:
+        chosen = np.random.default_rng(0).permutation(len(data.train_labels))[:most]
+        sets, normed = [(data.train_images[chosen], data.train_labels[chosen])], data.train_images[:NORMED]
+        return lambda x: float(net.evaluations(np.ascontiguousarray(x), sets, normed)[0][0])
+
     def inputs(rows: Rows) -> Array:
         return np.asarray(share(rows.rank, rows.t)[0][rows.first:rows.end])
 
@@ -346,5 +358,5 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
                     **({"validation": len(held[1])} if held is not None else {}), "samples": samples,
-                    "steps_per_epoch": shards.steps_per_epoch, "shards": "by-label" if by_label else "iid"},
-                   work, layers, chain=chain)
+                    "steps_per_epoch": shards.steps_per_epoch, "shards": how},
+                   work, layers, chain=chain, sampled=sampled)

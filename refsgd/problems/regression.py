@@ -54,13 +54,13 @@ KINDS = {"lasso": _Kind(lambda s, b: (s - b) ** 2 / 2, lambda s, b: s - b, 1.0),
 
 
 def sparse(kind: str, a: Array, b: Array, penalty: float, workers: int = 1, batch: int | Sequence[int] = 16,
-           seed: int = 0, by_label: bool = False) -> Problem:
+           seed: int = 0, how: str = "iid") -> Problem:
     """Regression on given data, (rows, d) with targets (rows,), which are +1 and -1 for logistic; rows are
     divided among workers.
 
-    Gradients are means over batches of each worker's rows, `by_label` of shards sorted by target; slopes of
-    `Coordinates` are over all rows of a worker.  Raises FloatingPointError in a slope of a run that has
-    diverged.
+    Gradients are means over batches of each worker's rows, divided as `refsgd.problems.data.Shards` says;
+    slopes of `Coordinates` are over all rows of a worker.  Raises FloatingPointError in a slope of a run that
+    has diverged.
     """
     from refsgd.problems.data import Shards
 
@@ -72,11 +72,11 @@ def sparse(kind: str, a: Array, b: Array, penalty: float, workers: int = 1, batc
                          "a / np.sqrt(np.mean(a**2, axis=0))")
     if len(b) < workers:
         raise ValueError(f"{len(b)} rows for {workers} workers; expected at least one for each")
-    how, shards = KINDS[kind], Shards(len(b), workers, batch, seed, b, by_label)
+    law, shards = KINDS[kind], Shards(len(b), workers, batch, seed, b, how)
 
     def mean(x: Array, rows: Any, where: Any = slice(None)) -> Array:
         with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverges
-            slope = how.derivative(a[rows] @ x, b[rows]) @ a[rows][:, where]
+            slope = law.derivative(a[rows] @ x, b[rows]) @ a[rows][:, where]
         return np.asarray(slope / x.dtype.type(max(1, len(b[rows]))), x.dtype)
 
     def gradient(x: Array, rank: int, t: int) -> Array:
@@ -96,16 +96,16 @@ def sparse(kind: str, a: Array, b: Array, penalty: float, workers: int = 1, batc
     d = a.shape[1]
     return Problem(
         np.zeros(d, a.dtype), gradient,
-        lambda x: float(np.mean(how.loss(a @ np.asarray(x, float), b)) + penalty * np.sum(np.abs(x))),
+        lambda x: float(np.mean(law.loss(a @ np.asarray(x, float), b)) + penalty * np.sum(np.abs(x))),
         images=lambda rank, t: len(shards.share(rank, t)),
         describe={"data": kind, "net": kind, "parameters": d, "bytes": 4 * d, "workers": workers,
                   "steps_per_epoch": shards.steps_per_epoch, **described(shards.batches)},
-        coordinates=Coordinates(slope, lambda rank: len(b[own(rank)]), a.T @ a / len(b), how.curvature,
+        coordinates=Coordinates(slope, lambda rank: len(b[own(rank)]), a.T @ a / len(b), law.curvature,
                                 penalty))
 
 
 def generated(text: str, workers: int, batch: int | Sequence[int], seed: int = 0,
-              by_label: bool = False) -> Problem:
+              how: str = "iid") -> Problem:
     """The problem of ``lasso`` or ``logistic``, or of ``lasso:samples,features,correlation``, by default
     ``200,50,0``; the last is that of each pair of columns.
 
@@ -130,6 +130,6 @@ def generated(text: str, workers: int, batch: int | Sequence[int], seed: int = 0
     if kind == "logistic":
         b = np.where(b < 0, b.dtype.type(-1), b.dtype.type(1))
     most = np.max(np.abs(KINDS[kind].derivative(np.zeros_like(b), b) @ a)) / n
-    found = sparse(kind, a, b, 0.1 * float(most), workers, batch, seed, by_label)
+    found = sparse(kind, a, b, 0.1 * float(most), workers, batch, seed, how)
     found.describe["data"] = text
     return found

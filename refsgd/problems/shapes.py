@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import accumulate
 from math import prod
 from numbers import Integral
-from typing import Any, NoReturn
+from operator import mul
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -134,12 +136,55 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
         return x
 
     found = Problem(x, gradient, lambda x: float("nan"), describe={
-        "data": "none", "net": f"shapes:{net or d}", "parameters": d, "bytes": 4 * d, "shape_only": True},
+        "data": "none", "net": net or f"shapes:{d}", "parameters": d, "bytes": 4 * d, "shape_only": True},
                     layers=by_work(parts, whole([part.slice for part in parts], gradient)),
                     chain=chain.shape_only(blocks, ShapeOnly, held) if blocks else None)
     found = with_batches(found, batches)
     return found if operations is None else replace(
         found, work=lambda rank, t: operations * found.images(rank, t))
+
+
+class LayerSizes(NamedTuple):
+    """A layer by its sizes; all but the parameters are for one sample."""
+
+    name: str
+    parameters: int
+    operations: float  #: of its forward pass; its backward pass has twice as many
+    activations: float  #: values that it keeps for its backward pass
+    output: float  #: values that leave it
+    shapes: tuple[tuple[int, ...], ...] = ()  #: of its parameter arrays
+
+    @classmethod
+    def of(cls, name: str, shapes: Sequence[tuple[int, ...]], operations: float, activations: float,
+           output: float) -> LayerSizes:
+        """A layer with these parameter arrays."""
+        return cls(name, sum(map(prod, shapes)), operations, activations, output, tuple(shapes))
+
+
+def of_layers(name: str, layers: Sequence[LayerSizes], sample: str, batch: int | Sequence[int],
+              tokens: int = 0) -> Problem:
+    """A shape-only net of layers; `sample` says in words what an image is here, and of how many tokens."""
+    work = sum(layer.operations for layer in layers)
+    ends = list(accumulate((layer.parameters for layer in layers), initial=0))
+    if not (ends[-1] and work):
+        raise ValueError(f"net {name}: {ends[-1]} parameters and {work:g} operations in all layers together; "
+                         "expected at least one of each")
+    parts, before = list[Part](), 0.0  # operations before the first parameter
+    for layer, first, end in zip(layers, ends, ends[1:]):
+        if layer.parameters:
+            parts.append(Part(layer.name, slice(first, end), before + layer.operations, layer.shapes))
+            before = 0.0
+        elif parts:
+            parts[-1] = parts[-1]._replace(work=parts[-1].work + layer.operations)
+        else:
+            before += layer.operations
+    passes: Any = None  # a shape-only chain has its own
+    blocks = [Block(layer.name, slice(first, end), layer.operations, 4 * layer.output, passes, passes,
+                    partial(mul, 4 * layer.activations)) for layer, first, end in zip(layers, ends, ends[1:])]
+    found = shape_only(ends[-1], batch, 3 * work, name, parts, blocks,
+                       partial(mul, 4 * sum(layer.activations for layer in layers)))
+    said = {"image": sample, "tokens": tokens} if tokens else {"image": sample}
+    return replace(found, describe={**found.describe, **said})
 
 
 def in_shape_only(problem: Problem, batches: Sequence[int]) -> Problem:
@@ -162,7 +207,7 @@ def of_net(name: str, batch: int | Sequence[int]) -> Problem:
                          f"or {base}@224x224x3") from None
     shape = (sides[0], sides[0], 3) if len(sides) == 1 else sides or None
     built = _built(base, shape, 1000 if shape and prod(shape[:2]) > 4096 else 10)
-    return shape_only(built.parameters, batch, built.work(1), name, built.parts,
+    return shape_only(built.parameters, batch, built.work(1), f"shapes:{name}", built.parts,
                       blocks_of(built, lambda rows: 0), built.held)
 
 

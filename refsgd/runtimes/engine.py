@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.cluster.draws import Draws
+from refsgd.cluster.links import Overhead
 from refsgd.effects import (
     Add,
     Array,
@@ -111,6 +112,7 @@ class Engine:
         self.ready: tuple[Task, Any] | None = None  #: the task to resume next, and its answer
         self.kept = {name: deque[tuple[int, Array]](maxlen=keep) for name in self.tasks}
         self._thin = Thinner(observe) if observe is not None else None
+        self.overhead: Overhead | None = None  #: of both ends of a message, where the runtime prices them
 
     # -- one program by one effect -------------------------------------------------------------------------
 
@@ -144,7 +146,10 @@ class Engine:
         if kind is Compute:
             self.compute(task, effect)
         elif kind is Send:
-            self.send(task, effect)
+            if self.overhead is None:
+                self.send(task, effect)
+            else:
+                self.spends(task, payload_bytes(effect.body), self.send, effect)
         elif kind is Recv:
             task.waiting = effect
             if not (task.mailbox.envelopes and self.receive(task)):
@@ -210,6 +215,10 @@ class Engine:
 
     def waits(self, task: Task) -> None:
         """A Recv has no answer yet."""
+
+    def spends(self, task: Task, nbytes: int, call: Callable[..., None], *args: Any) -> None:
+        """Occupy a program with one end of a message, then call `call` with the program."""
+        raise NotImplementedError
 
     def idles(self, task: Task) -> None:
         """A program has marked and polled unsuccessfully `patience` times."""
@@ -327,6 +336,13 @@ class Engine:
         task.waiting = None
         self.record(_new(Received, (self.now, task.node, task.index, src, type(body).__name__, number, nbytes,
                                     task.since, arrival)))
+        if self.overhead is None or number < 0:  # a notice of a death
+            self.ready = task, (src, body)
+        else:
+            self.spends(task, nbytes, self.answer, src, body)
+
+    def answer(self, task: Task, src: str, body: Any) -> None:
+        """Continue a program with a message, after the overhead."""
         self.ready = task, (src, body)
 
     def poll(self, task: Task, effect: Poll) -> None:
@@ -336,7 +352,10 @@ class Engine:
             (src, _, _, number, arrival, nbytes), body = hit
             self.record(_new(Polled, (self.now, task.node, task.index, src, type(body).__name__, number,
                                       nbytes, arrival)))
-            self.ready = task, (src, body)
+            if self.overhead is None or number < 0:
+                self.ready = task, (src, body)
+            else:
+                self.spends(task, nbytes, self.answer, src, body)
             return
         self.record(_new(Polled, (self.now, task.node, task.index, None, "", 0, 0, 0.0)))
         self.ready = task, None

@@ -144,7 +144,7 @@ def parse(texts: Iterable[str | Fault] | str | Fault, deployment: Deployment, st
         if fault.step >= steps > 0 and role[fault.node] == "worker":
             warnings.warn(
                 f"fault {str(fault)!r} will not happen where each step is one gradient: {fault.node} has "
-                f"{steps} steps; expected step 0 to {steps - 1}", stacklevel=6)  # of `refsgd.run`
+                f"{steps} steps; expected step 0 to {steps - 1}", stacklevel=8)  # of `refsgd.run`
     return faults
 
 

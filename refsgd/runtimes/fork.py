@@ -1,4 +1,4 @@
-"""Forking: whether this system can, the runtime to use if it cannot, and the exit codes of children."""
+"""Forking: whether this system can, the runtimes that need no fork, and the exit codes of children."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from contextlib import contextmanager
 
 from refsgd.runtimes.errors import RunFailed
 
+#: runtimes whose processes, a rank for each host, are started and ended by a launcher: its name and command
+LAUNCHERS = {"mpi": ("MPI", "mpiexec -n {}"),
+             "torch": ("torchrun", "torchrun --nproc-per-node {} -m refsgd ...")}
 NO_FORK = "OS processes need fork, which this system does not support"
 
 
@@ -24,7 +27,7 @@ def can_fork() -> bool:
 
 def runtime_here(runtime: str | None) -> str:
     """The runtime to use; without fork the simulator if no runtime was requested, or in a notebook."""
-    if runtime in ("simulator", "mpi") or can_fork():
+    if runtime == "simulator" or runtime in LAUNCHERS or can_fork():
         return runtime or "processes"
     notebook = hasattr(builtins, "__IPYTHON__")  # Run All continues
     if runtime is not None and not notebook and os.environ.get("REFSGD_WITHOUT_FORK") != "simulator":

@@ -24,38 +24,18 @@ from typing import Any, NamedTuple
 
 from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.replay import unordered
-from refsgd.trace import UNORDERED, Added, Event, Sent, Trace
+from refsgd.trace import UNORDERED, Added, Event, Sent, Trace, schema
 from refsgd.trace.codec import Steps, event_of, row_misfit, row_of
-from refsgd.trace.schema import (
-    COUNT,
-    NUMBER,
-    OBJECT,
-    SECONDS,
-    TEXT,
-    Kind,
-    Row,
-    infinities,
-    json_text,
-    misfit,
-    one_of,
-    or_null,
-    whole,
-)
+from refsgd.trace.schema import COUNT, NUMBER, OBJECT, SECONDS, TEXT, Row, one_of, whole
 
 FORMAT = 2
 DYING = 1.0  #: seconds in which the processes of a killed run may still have its files open
 # the first and the last bytes of a line
 BEGINNING, CHECK = re.compile(rb'[\[{]"'), re.compile(rb" [0-9a-f]{8}")
-#: images of each worker's gradients
-BATCH = Kind("a whole number, at least 1, or a list of one for each worker",
-             lambda value: whole(1).fits(value) or not misfit(value, [whole(1)]))
-#: the arguments of `refsgd.experiment.prepare.prepare`, without the algorithm's own options
-ARGUMENTS = {"workers": whole(1), "servers": whole(1), "steps": COUNT, "batch": BATCH, "data": TEXT,
-             "net": or_null(TEXT), "lr": NUMBER,
-             "momentum": NUMBER, "weight_decay": NUMBER, "schedule": TEXT, "shards": TEXT, "machine": OBJECT,
-             "seed": COUNT}
+#: those of the arguments of a run on which reading relies; `refsgd.experiment.prepare.Training` checks all
+ARGUMENTS = {"workers": whole(1), "servers": whole(1), "machine": OBJECT}
 HEADER = {"algorithm": TEXT, "arguments": ARGUMENTS,
-          "runtime": one_of("simulator", "processes", "tcp", "mpi"), "nodes": [TEXT]}
+          "runtime": one_of("simulator", "processes", "tcp", "mpi", "torch"), "nodes": [TEXT]}
 #: planned faults, and the policy after a death; not in records of older versions
 PLANNED = {"faults": [Row({"kind": TEXT, "node": TEXT, "step": COUNT, "amount": NUMBER, "to": TEXT})],
            "on_death": TEXT}
@@ -67,7 +47,7 @@ ADVICE = (
 
 def line(value: Any) -> bytes:
     """A JSON value as a line of a record."""
-    text = json_text(value, separators=(",", ":")).encode()
+    text = schema.json_text(value, separators=(",", ":")).encode()
     return b"%s %08x\n" % (text, zlib.crc32(text))
 
 
@@ -248,13 +228,13 @@ def read(path: str | Path) -> Record:
     if header["record"] != FORMAT:
         raise ReplayError(f"{path}: record format {header.get('record')!r}; expected {FORMAT}")
     header = {"faults": [], "on_death": "stop"} | header
-    _refuse(path, 1, misfit(header, HEADER) or misfit(header, PLANNED))
-    header["arguments"] = infinities(header["arguments"])
+    _refuse(path, 1, schema.misfit(header, HEADER) or schema.misfit(header, PLANNED))
+    header["arguments"] = schema.infinities(header["arguments"])
     steps: Steps = {node: [] for node in header["nodes"]}
     end = None
     for at, (number, value) in enumerate(values[1:], 1):
         if isinstance(value, dict):
-            _refuse(path, number, misfit(value, END))
+            _refuse(path, number, schema.misfit(value, END))
             end = value["end"]
             if end.get("sha256", found := _digest([row for _, row in lines[:at]])) != found:
                 _refuse(path, number,

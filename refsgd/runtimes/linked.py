@@ -35,7 +35,7 @@ class Linked(Engine):
     """
 
     def __init__(self, network: Network, deployment: Deployment, nodes: Iterable[str] | None = None,
-                 observe: int = 64, keep: int = 0, groups: GroupLinks | None = None) -> None:
+                 observe: int | None = 64, keep: int = 0, groups: GroupLinks | None = None) -> None:
         super().__init__(deployment, nodes, observe, keep)
         self.network, self._groups = network, groups
         self._ways, self._free = network.ways, [0.0] * len(network.links)
@@ -57,6 +57,11 @@ class Linked(Engine):
         """When a computation that begins now ends, unless other programs of its host begin before."""
         shared = self._shared.get(task.host)
         return self.now + seconds if shared is None else shared.begin(task, self.now, seconds)
+
+    def spends(self, task: Task, nbytes: int, call: Callable[..., None], *args: Any) -> None:
+        """Occupy a program and a processor with one end of a message, then call `call` with the program."""
+        assert self.overhead is not None
+        self._when_served(self._occupy(task, self.overhead.seconds(nbytes)), call, task, *args)
 
     def _when_served(self, due: float, call: Callable[..., None], task: Task, *args: Any) -> None:
         """Call `call` at the end of a computation."""

@@ -57,7 +57,7 @@ class Simulator(Linked):
     """
 
     def __init__(self, deployment: Deployment | Factory, machine: Machine | None = None, seed: int = 0,
-                 observe: int = 64, keep: int = 0) -> None:
+                 observe: int | None = 64, keep: int = 0) -> None:
         self.machine = machine = machine or Machine()
         deployment = deployment() if callable(deployment) else deployment
         super().__init__(Network(machine, deployment), deployment, observe=observe, keep=keep)
@@ -71,8 +71,9 @@ class Simulator(Linked):
             task.host = self.host[task.node]
             self._at(0.0, RESUME, task.rank, self._begin, task)
         loads = prices.loads(machine, deployment)
-        self._shared = of_hosts(machine.cores, [(task.host, task, loads[task.node])
-                                                for task in self.all_tasks])
+        self._shared = of_hosts(machine.cores, machine.crowding, [(task.host, task, loads[task.node])
+                                                                  for task in self.all_tasks])
+        self.overhead = machine.overhead
 
     # -- the clock -----------------------------------------------------------------------------------------
 

@@ -25,24 +25,9 @@ from refsgd.problems.chain import Block, Chain, Rows
 from refsgd.problems.problem import with_batches
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
+from refsgd.testing import tracers
 from refsgd.testing.findings import RATE, NotChecked, hash_of, known_gradients
-from refsgd.testing.tracers import (
-    BEGUN,
-    INF,
-    WALKS,
-    Deploy,
-    Misread,
-    Property,
-    ahead,
-    contents,
-    explore_small,
-    gated,
-    gates_of,
-    named,
-    nothing,
-    progress,
-    traced,
-)
+from refsgd.testing.tracers import Deploy, Misread, Property, contents, explore_small, named, nothing, traced
 from refsgd.trace import Run
 
 #: values of an option at which few steps show what it does
@@ -108,9 +93,9 @@ def _models(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int
         last.clear()
         return deploy(traced(workers, steps, judge), workers, steps, SGD(RATE), **options)
 
-    models.complete = explore(small, at_end, most=8 * BEGUN).complete
+    models.complete = explore(small, at_end, most=8 * tracers.BEGUN).complete
     if not models.complete:
-        walk(small, at_end, runs=WALKS)
+        walk(small, at_end, runs=tracers.WALKS)
     return models
 
 
@@ -325,8 +310,9 @@ def _same_bits(deploy: Deploy, name: str, options: Mapping[str, Any], one: bool)
 
 def _waits_as(deploy: Deploy, name: str, options: Mapping[str, Any]) -> str:
     for own, (slow, workers) in product(_small(deploy, name, options), ((0, 2), (1, 2), (1, 4))):
-        theirs = progress(CATALOGUE[name], slow, workers, 4, **own)
-        ahead(progress(deploy, slow, workers, 4, **own), theirs, theirs, slow, f", as with {name}")
+        theirs = tracers.progress(CATALOGUE[name], slow, workers, 4, **own)
+        mine = tracers.progress(deploy, slow, workers, 4, **own)
+        tracers.ahead(mine, theirs, theirs, slow, f", as with {name}")
     return f"a fast worker goes as far ahead of a slow one as with {name}"
 
 
@@ -357,8 +343,8 @@ COMPARED = [name for name, function in CATALOGUE.items() if facts_of(function).c
 def names_of(name: str) -> list[str]:
     """The names of an algorithm's properties."""
     own = ["models read", "result", "models reached", "same bits"]
-    if gates := gates_of(name, {}):
-        own = ["staleness bound"] * (gates[0].upper < INF) + ["each gradient once", "own updates"]
+    if gates := tracers.gates_of(name, {}):
+        own = ["staleness bound"] * (gates[0].upper < tracers.INF) + ["each gradient once", "own updates"]
     return [*own, "no needless wait", "update rule"]
 
 
@@ -366,14 +352,14 @@ def options_for(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options with which a function that should be this algorithm is checked in general."""
     if name not in COMPARED:
         raise Usage(f"{name} cannot be compared; expected one of {', '.join(COMPARED)}")
-    gates = gates_of(name, options)
+    gates = tracers.gates_of(name, options)
     return gates[-1].options if gates else options
 
 
 def properties(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Property]:
     """The properties of an algorithm of the catalogue, to be checked of a function that should be it."""
-    if gates := gates_of(name, options):
-        yield from gated(deploy, gates)
+    if gates := tracers.gates_of(name, options):
+        yield from tracers.gated(deploy, gates)
         yield "update rule", lambda: _same_rule(deploy, name, gates[0].options, 1)
     else:
         yield from _like(deploy, name, options)

@@ -71,15 +71,15 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     batch : sequence of int or text
         Examples of each worker's gradient, which are its weight, e.g. ``"3,1"``.
     max_runs : int
-        Stop after this many schedules.
+        Stop after this many schedules (20000).
     walks : int, optional
-        Draw this many schedules instead of following all.
+        Draw this many schedules instead of following all, for larger cases.
     seed : int
-        Seed of the random schedules.
+        Seed of the random schedules (0).
     page : path, optional
         Also write the state graph as an HTML page, in which you pick what happens next.
     deaths : int
-        How many workers may die; for the page only.
+        How many workers may die (0); for the page only.
     **options
         The algorithm's own options, and those of an exchange.
 

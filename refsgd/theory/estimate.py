@@ -101,6 +101,11 @@ def certain(*times: Distribution | None) -> bool:
     return all(time is None or time.family == "fixed" for time in times)
 
 
+def replayed(times: Sequence[Distribution | None]) -> bool:
+    """Whether some times come in the order of a list, so that they are not independent."""
+    return any(time is not None and time.family == "replayed" for time in times)
+
+
 def check_width(workers: int) -> None:
     """Raise Uncovered if there are too many workers to evaluate a recursion."""
     if workers > WIDEST:

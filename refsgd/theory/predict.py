@@ -10,10 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from refsgd.cluster import prices, units
+from refsgd.cluster.devices import Time
+from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.theory.algorithms.allreduce import allreduce, dgc
+from refsgd.theory.algorithms.allreduce import allreduce, dgc, in_step
 from refsgd.theory.algorithms.asp import asp, softsync, staleness_aware
 from refsgd.theory.algorithms.bsp import backup_workers, bsp
 from refsgd.theory.algorithms.centers import approximate
@@ -24,11 +28,11 @@ from refsgd.theory.algorithms.peers import hogwild, independent, sequential
 from refsgd.theory.algorithms.pipeline import gpipe, pipedream
 from refsgd.theory.algorithms.ssp import dssp, ssp
 from refsgd.theory.algorithms.zero import zero
-from refsgd.theory.estimate import LARGEST, Uncovered, check_count, check_distribution
+from refsgd.theory.estimate import LARGEST, WIDEST, Uncovered, check_count, check_distribution, replayed
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.prediction import DomainError, Figures, Prediction
-from refsgd.theory.setting import Setting
+from refsgd.theory.setting import TIMES, Setting
 from refsgd.trace.metrics import PREDICTED
 
 
@@ -85,6 +89,55 @@ def _served(name: str, machine: Machine, servers: int) -> Machine:
     return machine.with_(update=updates.pop(), server_speeds=())
 
 
+def _without_overhead(name: str, c: Setting) -> Machine | None:
+    """A machine without overheads on which the algorithm takes the same time, where there is one.
+
+    * A step of a ring of equal peers is o + L + b m + o: the latency is L + 2 o.
+    * A server that takes and sends n messages one by one, o each, is a link on which a model takes o; the
+      workers' own two ends add 2 o to an iteration, which has two latencies: L + o.
+    """
+    m, o = c.machine, c.machine.overhead
+    if o is None or m.hosts or m.groups or m.inside or m.colocated or m.updating or m.crowding or c.plan:
+        return None
+    plain = m.with_(overhead=None)
+    if ALGORITHMS[name] in (sequential, independent, hogwild) or (c.workers == 1 and name in PEERS):
+        return plain
+    if ALGORITHMS[name] is allreduce and c.options.get("collective", "ring") == "ring" and not (
+            c.nbytes % (4 * c.workers) or c.one_link) and in_step(c):
+        return plain.with_(latency=m.latency + 2 * o.seconds(c.nbytes // c.workers))
+    if ALGORITHMS[name] is bsp and c.servers == 1 and c.nbytes and not c.transfer:
+        end = o.seconds(c.nbytes)
+        return plain.with_(latency=m.latency + end, bandwidth=c.nbytes / end)
+    return None
+
+
+def _figures(name: str, c: Setting) -> Figures:
+    """The algorithm's formulas; on a machine with overheads, where no other machine is as fast, of what does
+    not depend on times."""
+    m, in_order = c.machine, replayed(c.times + c.updates)
+    if in_order:  # for one worker alone, the sum of its times is all that matters
+        own = tuple(_mean_of(time, c.steps) for time in prices.each(m))
+        m = m.with_(compute=own[0] if len(own) == 1 else own, update=_mean_of(m.update, c.steps))
+        c = replace(c, machine=m)
+    if not (m.overhead or m.updating or m.crowding or (in_order and c.workers > 1)):
+        return ALGORITHMS[name](c)
+    if not in_order and (other := _without_overhead(name, c)) is not None:
+        found = ALGORITHMS[name](replace(c, machine=other))
+        return found.leave("overhead is one of the causes", "idle_by_cause") if other.linked else found
+    found = ALGORITHMS[name](replace(c, machine=m.with_(overhead=None, updating=0.0, crowding=())))
+    return found.leave("no closed form: overheads of messages, updates by their bytes, crowding and replayed "
+                       "times, which are not independent, are simulated",
+                       *TIMES, *(each for each in ("staleness_mean", "staleness_max")
+                                 if each in found and found[each].source != "by construction"))
+
+
+def _mean_of(time: Time | None, steps: int) -> Time | None:
+    """A replayed time as the mean of its first `steps`; another time as it is."""
+    if not isinstance(time, Distribution) or time.family != "replayed":
+        return time
+    return Distribution("fixed", (float(np.resize(time.parameters, steps).mean()),))
+
+
 def _of_no_steps(found: Figures) -> Figures:
     """Turn the metrics of a run of one step into those of a run of none."""
     units = {name: p.unit for name, p in found.items()} | dict.fromkeys(found.open & {"seconds"}, "s")
@@ -128,9 +181,9 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     -------
     Figures
         Predictions of some of ``refsgd.trace.metrics.PREDICTED``; ``missing`` says why others are absent.
-        All are absent if the options name a graph without a formula, if programs of a host share its
-        processors, if there are too many workers, or if nodes share links in AD-PSGD, pair averaging, or
-        collectives other than the ring.
+        All are absent, and `open` to a simulation of up to 2,000 nodes, if the options name a graph without
+        a formula, if programs of a host share its processors, or if nodes share links in AD-PSGD, pair
+        averaging, or collectives other than the ring; times are if messages have overheads.
 
     Raises
     ------
@@ -168,9 +221,10 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         if plan and plan.unknown:
             raise Uncovered(plan.unknown)
         _check_covered(name, setting)
-        found = ALGORITHMS[name](setting)
+        found = _figures(name, setting)
     except Uncovered as why:
-        return Figures().without(str(why), *PREDICTED)
+        simulable = max(workers, servers) <= WIDEST
+        return (Figures().leave if simulable else Figures().without)(str(why), *PREDICTED)
     if name in PEERS:
         found["updates"] = replace(found["updates"], formula="updates of each worker")
     if not steps:

@@ -215,6 +215,23 @@ class Transit(NamedTuple):
     received: float
 
 
+def began(event: Event) -> float:
+    """When a program went on to the effect of which an event is the end.
+
+    Parameters
+    ----------
+    event : Event
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    if isinstance(event, Computed):
+        return event.start
+    return event.since if isinstance(event, Received) else event.time
+
+
 def taken(event: Event) -> tuple[str, str, int] | None:
     """The message that an event took.
 

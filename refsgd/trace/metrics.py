@@ -7,7 +7,7 @@ Each function is of the trace, the same for every runtime, and an attribute of `
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from operator import itemgetter
@@ -298,6 +298,29 @@ def idle_ratio(trace: Trace) -> float:
     return 1 - sum(trace.busy.values()) / lived / trace.seconds
 
 
+def phases(trace: Trace) -> dict[str, float]:
+    """Mean seconds of each kind of computation and of messages on their way, with waits at links.
+
+    A push goes from a worker to a server, a pull is the answer's way back, an exchange is between workers; of
+    a gradient in pieces, the forward pass counts apart, too.
+    """
+    took, forward = defaultdict[str, list[float]](list), 0.0
+    for e in trace.gradients:
+        took["gradient"].append(e.time - e.start)
+    for e in trace.of(Computed):
+        if e.work != "gradient":
+            took[e.work].append(e.time - e.start)
+        elif e.piece is not None and e.piece[0] == "forward":
+            forward += e.time - e.start
+    if forward and "gradient" in took:
+        took["forward"].append(forward / len(took["gradient"]))
+    for m in trace.transits:
+        if m.src != m.to:
+            up = "exchange" if trace.is_worker(m.to) else "push"
+            took[up if trace.is_worker(m.src) else "pull"].append(m.arrival - m.sent)
+    return {what: sum(seconds) / len(seconds) for what, seconds in sorted(took.items())}
+
+
 def overrun_ratio(trace: Trace) -> float:
     """The workers' computing time beyond the drawn times, relative to these; a server's are too short."""
     late = [trace.lateness[w] for w in trace.workers if w in trace.lateness]
@@ -368,6 +391,9 @@ METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (
            "iterations by which a worker that starts one is ahead of the slowest", lambda t: t.clock_gap),
     Metric("lead_max", "iterations", "largest lead (completed)",
            "largest difference of the workers' completed iterations", lambda t: t.lead),
+    Metric("phase_seconds", "s", "seconds by phase", "mean seconds of computations and messages, by kind",
+           phases, predicted="", per="gradients", by="phase",
+           details="push: to a server; pull: its answer; exchange: between workers"),
     Metric("overrun_ratio", "1", "computing beyond the drawn times",
            "computing time of the workers beyond the drawn times, relative to these", overrun_ratio,
            predicted="", pattern="{:.1%}", details="trust a paced run only if it is small"),
@@ -382,12 +408,16 @@ METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (
     Metric("not_finite", "", "numbers that are not finite",
            "where the first such numbers were, in words; absent if there are none", predicted=""),
     Metric("resources", "", "resources by process",
-           "processor time, resident memory and its growth, bytes written", predicted="", by="process",
+           "processor time, memory, files, bytes and messages in and out", predicted="", by="process",
            details="with `--monitor`; `predicted` is the sum of what its nodes hold"))}
 #: names of the metrics that formulas or simulated runs predict, in printing order
 PREDICTED = tuple(metric.name for metric in METRICS.values() if metric.predicted == "formula")
 
 
-def measure(trace: Trace) -> dict[str, Any]:
-    """The metrics of a trace, by name."""
-    return {name: metric.of(trace) for name, metric in METRICS.items() if metric.of}
+def measure(trace: Trace, warmup: int = 0) -> dict[str, Any]:
+    """The metrics of a trace, by name; rates, shares and means without the first `warmup` iterations of each
+    worker."""
+    whole = {name: metric.of(trace) for name, metric in METRICS.items() if metric.of}
+    warm = trace.after(warmup) if warmup else trace
+    return whole | {name: metric.of(warm) for name, metric in METRICS.items() if warmup and metric.of and (
+        name == "seconds_per_iteration" or metric.per in ("seconds", "gradients"))}

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from math import ceil
+from itertools import pairwise
+from math import ceil, frexp
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 FINEST = 2.0**-40  #: first distance of the moments at which parameters are kept [s]
 
 
+def _time(mark: Marked, count: int) -> float:
+    """When a mark was made; where no time passes, the count-th has its own."""
+    return mark.time or count * FINEST
+
+
 @dataclass(slots=True)
 class _Kept:
     """The number of a node's marks of one name, and those that keep their `x`, by the moment after them."""
@@ -33,7 +39,17 @@ class _Kept:
 
     def moment(self, mark: Marked, count: int) -> int:
         """The first moment that is not before a mark, which is the count-th."""
-        return ceil((mark.time or count * FINEST) / self.distance) if self.distance else count
+        return ceil(_time(mark, count) / self.distance) if self.distance else count
+
+    def spread(self) -> None:
+        """Give marks that were all kept their moments, at a distance at which none is replaced but by one of
+        the same time."""
+        times = [_time(mark, count) for count, mark in self.marks.items()]
+        least = min((b - a for a, b in pairwise(times)), default=FINEST)
+        self.distance = 2.0 ** (frexp(max(least, FINEST))[1] - 1)
+        marks, self.marks = self.marks, {}
+        for count, mark in marks.items():
+            self.put(self.moment(mark, count), mark)
 
     def put(self, moment: int, mark: Marked) -> None:
         """Keep the newest mark before a moment."""
@@ -70,11 +86,12 @@ class Thinner:
         kept = self._kept[event.node, event.name]
         kept.count += 1
         kept.put(kept.moment(event, kept.count), event)
+        if len(kept.marks) > self.limit and not kept.distance:
+            kept.spread()
         while len(kept.marks) > self.limit:
-            marks, kept.marks, finest = kept.marks, {}, not kept.distance
-            kept.distance = 2 * kept.distance or FINEST
+            marks, kept.marks, kept.distance = kept.marks, {}, 2 * kept.distance
             for number, mark in marks.items():
-                kept.put(kept.moment(mark, number) if finest else (number + 1) // 2, mark)
+                kept.put((number + 1) // 2, mark)
 
 
 def thin(events: Iterable[Event], limit: int = 64) -> None:

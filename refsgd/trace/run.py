@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, cast
 
 from refsgd.trace import metrics, moments
-from refsgd.trace.events import Computed, Event, Marked, Polled, Received, Sent, Transit, taken
+from refsgd.trace.events import Computed, Crashed, Event, Marked, Polled, Received, Sent, Transit, taken
 from refsgd.trace.export import to_chrome
 
 E = TypeVar("E", bound=Event)
@@ -141,7 +141,8 @@ class Trace:
 
     @property
     def gradients(self) -> list[Computed]:
-        """Gradients computed, in order of time; one computed in pieces starts with its first piece."""
+        """Gradients computed, in order of time; one computed in pieces starts with its first piece, or with
+        the trace if that was before."""
         found, began = [], defaultdict[tuple[str, int], dict[int, float]](dict)
         for e in self.of(Computed):
             if e.piece is not None:
@@ -149,7 +150,7 @@ class Trace:
                 if e.piece[3]:
                     begun[number] = e.start
                 if e.gradient_ended:  # several batches may have begun, but micro-batches of one only
-                    start = begun.pop(number) if number in begun else begun.popitem()[1]
+                    start = begun.pop(number) if number in begun else begun.popitem()[1] if begun else 0.0
                     found.append(e._replace(start=start, piece=None))
             elif e.work == "gradient":
                 found.append(e)
@@ -190,6 +191,40 @@ class Trace:
                 out.append(Transit(s.node, e.node, s.message, s.number, s.nbytes, s.time, s.start, e.arrival,
                                    e.time))
         return out
+
+    def after(self, steps: int) -> Trace:
+        """The trace from the moment on at which every worker had completed some iterations; that is its 0.
+
+        Parameters
+        ----------
+        steps : int
+            Iterations of each worker that are left out.
+
+        Returns
+        -------
+        Trace
+            Without the occupation of links.
+        """
+        done = defaultdict[str, list[float]](list)
+        for e in self.gradients:
+            done[e.node].append(e.time)
+        begin = max((done[w][steps - 1] for w in self.workers if len(done[w]) >= steps > 0), default=0.0)
+        later = {taken(e) for e in self.events if isinstance(e, Received | Polled) and e.time >= begin}
+
+        def moved(event: Event) -> Event:
+            times = {name: max(getattr(event, name) - begin, 0.0)
+                     for name in {"time", "start", "since", "arrival"} & {*event._fields}
+                     if getattr(event, name) is not None}
+            return event._replace(**times)
+
+        def since(event: Event) -> bool:
+            """Whether it ends after that moment; what ends then and had begun before, such as the last
+            gradient that is left out, does not."""
+            return event.time > begin or (event.time == begin and getattr(event, "start", begin) == begin)
+
+        kept = [moved(e) for e in self.events if since(e) or isinstance(e, Crashed)
+                or (isinstance(e, Sent) and (e.node, e.to, e.number) in later)]
+        return replace(self, events=kept, seconds=self.seconds - begin, links=[], inboxes=None)
 
     bytes_sent = cached_property(metrics.bytes_sent)
     messages = cached_property(metrics.messages)

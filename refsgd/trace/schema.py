@@ -70,6 +70,11 @@ def infinities(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: float(value) if value in ("inf", "-inf") else value for name, value in options.items()}
 
 
+def as_number(value: Any) -> Any:
+    """The inverse of `json_text` for a number, which "inf" is, too."""
+    return math.nan if value is None else float(value) if isinstance(value, str) else value
+
+
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(v) for key, v in value.items()}

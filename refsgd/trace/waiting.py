@@ -5,7 +5,8 @@ A worker's wait ends with a message.  While its request or that message is on th
 has the request, and the critical path is traced back from the answer: to an update (``update`` if the
 request is part of it, else ``queueing``), to a slower worker (``straggling``), to a bound for which the
 answer is held back (``slack``), or to a busy peer (``partner``).  Encoding and decoding the worker's
-gradient, at either end, is ``codec``.
+gradient, at either end, is ``codec``.  The time that programs spend between their effects, which is zero on
+a described machine without an overhead for messages, is ``overhead``.
 
 A wait that has not ended is explained as if it were answered at the end of the trace.
 """
@@ -19,12 +20,31 @@ from itertools import groupby, pairwise
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from refsgd.trace.events import Computed, Crashed, Marked, Received, Returned, Sent, Transit, taken
+from refsgd.trace.events import (
+    Added,
+    Computed,
+    Crashed,
+    Marked,
+    Received,
+    Returned,
+    Sent,
+    Transit,
+    began,
+    taken,
+)
 
 if TYPE_CHECKING:
     from refsgd.trace.run import Trace
 
-CAUSES = ("transfer", "queueing", "straggling", "slack", "partner", "update", "codec")
+#: in words, and in the order of pictures
+CAUSES = {"transfer": "a message is on the wire",
+          "queueing": "behind other messages or updates, at a link or the server",
+          "straggling": "for a slower worker",
+          "slack": "the answer is held back to keep the bound",
+          "partner": "the peer is busy",
+          "update": "the update with its own gradient is being computed",
+          "codec": "its own gradient is being encoded or decoded",
+          "overhead": "a program handles a message"}
 
 Program = tuple[str, int]  #: node, number of its program
 Message = tuple[str, str, int]  #: from, to, number on this channel
@@ -75,9 +95,14 @@ class History:
         self.blocks: dict[tuple[str, str], list[int]] = defaultdict(list)
         self.received: dict[tuple[Program, str], list[Message]] = defaultdict(list)  # by receiver and sender
         self.activities: dict[Program, list[Activity]] = defaultdict(list)
+        after = dict[Program, float]()  # when each program continued after its last event
         for i, e in enumerate(self.events):
             key = e.node, e.program
             self.of[key].append(i)
+            begins = began(e)
+            if begins > after.get(key, inf) and not isinstance(e, Added | Crashed):
+                self.activities[key].append(Activity(after[key], begins, "overhead"))
+            after[key] = inf if isinstance(e, Crashed) else e.time
             if isinstance(e, Computed) and e.time > e.start:
                 self.activities[key].append(Activity(e.start, e.time, e.work))
             elif isinstance(e, Marked) and e.name == "block":
@@ -228,8 +253,9 @@ def explain(history: History, worker: str, wait: Activity) -> Iterator[Piece]:
 def _trace_back(history: History, at: Program, low: float, high: float, request: Transit | None,
                 blame: str) -> Iterator[Piece]:
     """Pieces of the critical path that reaches program `at` at time `high`, back to `low`."""
-    passed = set[Program]()
-    while high > low and (activity := history.last(at, high)) is not None:
+    passed, known = set[Program](), set[int]()
+    while high > low and (activity := history.last(at, high)) is not None and id(activity) not in known:
+        known.add(id(activity))  # where messages take next to no time, nothing else ends a circle of peers
         if activity.message is None:
             cause = blame
             if activity.work != "gradient":
@@ -256,8 +282,8 @@ def _trace_back(history: History, at: Program, low: float, high: float, request:
 
 
 def _own(activity: Activity) -> str:
-    """The cause of a wait for a computation that is part of the worker's own request."""
-    return "codec" if activity.work == "codec" else "update"
+    """The cause of a wait for what a program does itself for the worker's request."""
+    return activity.work if activity.work in ("codec", "overhead") else "update"
 
 
 class Wait(NamedTuple):

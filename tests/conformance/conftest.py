@@ -1,6 +1,7 @@
 """Every test of this folder runs in every world.
 
-With REFSGD_WORLD=mpi, under mpiexec with six ranks, every rank runs all tests in step and the world is MPI.
+With REFSGD_WORLD=mpi under mpiexec with six ranks, or REFSGD_WORLD=torch under torchrun, every rank runs all tests in
+step and the world is MPI or torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore:real computing overran"))
 
 
-WORLDS = ["mpi"] if os.environ.get("REFSGD_WORLD") == "mpi" else ["simulator", "shm", "tcp"]
+RANKED = os.environ.get("REFSGD_WORLD")
+WORLDS = [RANKED] if RANKED else ["simulator", "shm", "tcp"]
 
 
 @pytest.fixture(params=WORLDS)
@@ -34,10 +36,10 @@ def world(request: pytest.FixtureRequest) -> World:
     """``world(factory, machine, seed)`` runs a deployment and gives its Run."""
     if request.param == "simulator":
         return simulate
-    if request.param == "mpi":
+    if request.param == RANKED:
         from refsgd.runtimes.processes import mpi
 
-        return partial(mpi.run, everywhere=True)
+        return partial(mpi.run, everywhere=True, runtime=RANKED)
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("processes need fork")
     return partial(run, transport=request.param, deadline=20.0)

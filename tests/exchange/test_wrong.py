@@ -51,6 +51,7 @@ def test_the_deadlock_of_buckets_comes_with_its_schedule(capsys):
     assert "schedule [" in said and "peer0    | peer1\n" in said
 
 
+@pytest.mark.slow
 def test_servers_that_answer_different_pairs_of_three_workers_deadlock():
     """Two workers, with which every schedule is followed, do not show it."""
     def schedules(**how):

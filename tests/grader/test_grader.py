@@ -143,7 +143,7 @@ def test_mistakes_and_correct_programs_take_seconds(tmp_path):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         more = [text for key, value in options.items()
                 for text in (f"--{key.replace('_', '-')}", str(value)) if text != "True"]
-        ended = subprocess.run([sys.executable, "-m", "refsgd.cli", "check", target, "--as", algorithm,
+        ended = subprocess.run([sys.executable, "-m", "refsgd", "check", target, "--as", algorithm,
                                 "--seconds", "100", *more], capture_output=True, text=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

@@ -87,7 +87,7 @@ def test_the_autograder_of_the_page_grades_homework_a(tmp_path):
     for folder in ("submission", "results", "venv/bin"):
         (tmp_path / folder).mkdir(parents=True)
     command = tmp_path / "venv/bin/refsgd"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m refsgd.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m refsgd "$@"\n')
     command.chmod(0o755)
 
     def score():

@@ -1,10 +1,13 @@
 """What is claimed of all-reduce SGD (Goyal et al. 2017; Sergeev and Del Balso 2018)."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import refsgd
 from refsgd.algorithms.allreduce import allreduce
 from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.server import bsp
@@ -15,6 +18,7 @@ from refsgd.effects import Compute, Mark, Node
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.simulator import simulate
+from refsgd.trace import Computed
 from tests.strategies import machines, seeds
 
 every = pytest.mark.parametrize("collective", [*ALLREDUCE])
@@ -202,3 +206,29 @@ def test_rings_are_two_by_default():
         return simulate(allreduce.allreduce(quadratic(d=30), 4, 2, SGD(0.1), collective="rings", **how)).trace.messages
 
     assert len({messages(rings=n) for n in (1, 2, 3)}) == 3 and messages() == messages(rings=2)
+
+
+@pytest.mark.parametrize("collective", ["ring", "root", "rings"])
+def test_one_session_computes_the_gradients_in_turn_and_changes_nothing_else(collective):
+    """Graur, 2.5.2: a controller's one session does the work of all workers, so images per second do not scale."""
+    what = {"collective": collective, "workers": 4, "steps": 6, "machine": Machine(compute="fixed(0.1)"), "seed": 3}
+    each, one = (refsgd.run("allreduce", session=session, **what) for session in ("each", "one"))
+    assert one.parameters_sha256 == each.parameters_sha256
+    assert one.measured["bytes_sent"] == each.measured["bytes_sent"]  # a turn has no payload
+    assert one.measured["messages"] == each.measured["messages"] + 6 * 3
+    assert one.measured["seconds"] == pytest.approx(4 * each.measured["seconds"])
+    spans = sorted((e.start, e.time) for e in one.trace.of(Computed) if e.work == "gradient")
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+def test_one_session_without_a_wait_for_the_turn_would_be_noticed():
+    spans = sorted((e.start, e.time) for e in refsgd.run(
+        "allreduce", workers=4, steps=2, machine=Machine(compute="fixed(0.1)")).trace.of(Computed) if e.work == "gradient")
+    assert any(end > start + 1e-12 for (_, end), (start, _) in itertools.pairwise(spans))
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    ({"session": "two"}, "session 'two'"), ({"session": "one", "overlap": "backward"}, "with overlap backward")])
+def test_sessions_that_cannot_be_are_refused(options, says):
+    with pytest.raises(ValueError, match=says):
+        refsgd.run("allreduce", **options)

@@ -65,7 +65,8 @@ def compressed(how, problem, workers, steps, sgd, reduce=ring_allreduce):
 def final(deployment, *where):
     """The parameters, the same bits on every peer."""
     values = list(simulate(deployment, *where).values.values())
-    assert all(np.array_equal(values[0], x) for x in values), "all replicas are the same bits"
+    assert np.isfinite(values[0]).all(), values
+    assert all(np.array_equal(values[0], x) for x in values), f"all replicas are the same bits: {values}"
     return values[0]
 
 

@@ -307,7 +307,8 @@ def test_what_replicas_in_stages_do_not_take_is_refused_in_one_line(options, mes
         refsgd.run("downpour", steps=1, **options)
 
 
-def test_stages_have_no_formula_and_say_so():
-    assert "stages of a replica" in refsgd.predict("downpour", stages=2).missing["seconds"]
+@pytest.mark.usefixtures("few_draws")
+def test_stages_have_no_formula_and_are_simulated():
+    assert refsgd.predict("downpour", stages=2)["seconds"].kind == "simulated"
     found = refsgd.predict("downpour", stages=2, steps=3, kind="simulated", net="shapes:tiny", data="none")
     assert found["seconds"].value > 0

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import refsgd
 from refsgd.algorithms.allreduce import allreduce, zero
+from refsgd.algorithms.exchange import Exchange
 from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Node
@@ -25,6 +26,7 @@ from refsgd.problems.nn import nets
 from refsgd.problems.shapes import of_net
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory.phenomena import memory
+from refsgd.trace.moments import joined
 from tests.strategies import machines, seeds
 from tests.wrong import changed
 
@@ -54,14 +56,15 @@ def whole_models(run):
     found = {}
     for mark in run.trace.marks("update"):
         found.setdefault(mark.values["version"], {})[mark.values["part"]] = mark.values["x"]
-    return [np.concatenate([shards[k] for k in sorted(shards)]) for _, shards in sorted(found.items())]
+    return [joined(shards.items())[0] for _, shards in sorted(found.items())]
 
 
-def hold_bits(deploy, stage, problem, workers, steps=4, machine=CALM, seed=0):
-    """Every update, and the end, are those of a ring all-reduce; each shard has one owner, all together the
-    vector."""
-    run = simulate(deploy(problem, workers, steps, MOMENTUM, stage=stage), machine, seed)
-    ring = simulate(allreduce.allreduce(problem, workers, steps, MOMENTUM), CALM)
+def hold_bits(deploy, stage, problem, workers, steps=4, machine=CALM, seed=0, flat=False):
+    """Every update, and the end, are those of a ring all-reduce, of each layer if these are divided; each
+    shard has one owner, all together the vector."""
+    run = simulate(deploy(problem, workers, steps, MOMENTUM, stage=stage, flat=flat), machine, seed)
+    summed = problem if flat or stage == 1 else replace(problem, exchange=Exchange(overlap="backward"))
+    ring = simulate(allreduce.allreduce(summed, workers, steps, MOMENTUM), CALM)
     assert np.array_equal(final_parameters(run), final_parameters(ring))
     right = [mark.values["x"] for mark in ring.trace.marks("update") if mark.node == "peer0"]
     np.testing.assert_array_equal(whole_models(run), right)
@@ -72,10 +75,10 @@ def hold_bits(deploy, stage, problem, workers, steps=4, machine=CALM, seed=0):
 
 
 @given(machine=machines, seed=seeds, stage=st.integers(1, 3), workers=st.integers(1, 6), d=st.integers(1, 14),
-       edges=st.sets(st.integers(1, 13)))
-def test_all_stages_take_the_steps_of_a_ring_all_reduce_bit_for_bit(machine, seed, stage, workers, d, edges):
+       edges=st.sets(st.integers(1, 13)), flat=st.booleans())
+def test_all_stages_take_the_steps_of_a_ring_all_reduce_bit_for_bit(machine, seed, stage, workers, d, edges, flat):
     """For any shards and layers, unequal shares, any schedule."""
-    hold_bits(zero.zero, stage, in_parts(d, edges, workers), workers, 3, machine, seed)
+    hold_bits(zero.zero, stage, in_parts(d, edges, workers), workers, 3, machine, seed, flat)
 
 
 @stages
@@ -91,26 +94,25 @@ def test_real_processes_take_the_same_steps(stage, runtime):
     common = {"workers": 3, "steps": 3, "data": "digits", "net": "tiny", "batch": "9,5,2", "momentum": 0.9}
     machine = refsgd.Machine() if runtime == "processes" else Machine(compute="fixed(0.03)")
     found = refsgd.run("zero", stage=stage, runtime=runtime, machine=machine, **common)
-    assert found.parameters_sha256 == refsgd.run("allreduce", runtime="simulator", **common).parameters_sha256
+    ring = refsgd.run("allreduce", runtime="simulator", overlap="backward" if stage > 1 else "none", **common)
+    assert found.parameters_sha256 == ring.parameters_sha256
 
 
 #: the update, its mark, and the gathering
-AFTER = inspect.getsource(zero.train).partition("me.gather if stage")[2].partition("\n")[2].partition(
-    "        yield Mark")[0]
+AFTER = inspect.getsource(zero.train).partition("again=True)\n")[2].partition("        yield Mark")[0]
 #: text of the program, what a wrong one says instead, stages in which it is noticed
 WRONG = {
-    "two owners of a shard": ("x0[self.shards[rank]], sgd", "x0[self.shards[rank // 2]], sgd", (1, 2, 3)),
-    "two that update it": ("self.rank, self.group, self.problem = rank,",
-                           "self.rank, self.group, self.problem = rank - rank % 2,", (1, 2, 3)),
-    "gathered before the update": (AFTER, "".join(AFTER.splitlines(True)[i] for i in (3, 5, 0, 1, 2)), (1, 2)),
+    "two owners of a shard": ("self.owned(unit, unit)[rank] for", "self.owned(unit, unit)[rank // 2] for", (1, 2, 3)),
+    "two that update it": ("self.problem, self.sgd, self.units = rank,",
+                           "self.problem, self.sgd, self.units = rank - rank % 2,", (1, 2, 3)),
+    "gathered before the update": (AFTER, "".join(AFTER.splitlines(True)[i] for i in (3, 5, 1, 2)), (1, 2)),
     "not divided": ("mean[own] = g / np.float32(whole)", "mean[own] = g", (1, 2, 3)),
     "one layer not divided": ("mean[own] = g / np.float32(whole)",
                               "mean[own] = g / np.float32(whole if part.start else 1)", (1, 2, 3)),
-    "the velocity of another shard": (
-        "        yield from shard.mark", "        shard.state = (yield from all_gather(me.rank, me.group, shard.state))["
-        "me.shards[me.rank - 1]]\n        yield from shard.mark", (1, 2, 3)),
+    "the velocity of other parameters": ("        yield from me.mark",
+                                         "        state = np.roll(state, 1)\n        yield from me.mark", (1, 2, 3)),
     "a share without its weight": ("if share[self.rank] != 1:", "if False:", (1, 2, 3)),
-    "a layer's section of the neighbour": ("self.shard.x[own], cut", "np.roll(self.shard.x, 1)[own], cut", (1, 2, 3))}
+    "a layer's section of the neighbour": ("shard[own], cut", "np.roll(shard, 1)[own], cut", (1, 2, 3))}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -122,22 +124,20 @@ def test_wrong_programs_are_caught(case):
             hold_bits(deploy, stage, in_parts(12, [2, 7], 4), 4)
 
 
-def sent(problem, stage, workers, steps=2):
-    return simulate(zero.zero(problem, workers, steps, SGD(0.1), stage=stage), CALM).trace.bytes_sent
-
-
+@pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @stages
-def test_bytes_are_those_of_the_paper(stage, workers):
+def test_bytes_are_those_of_the_paper(stage, workers, flat):
     """Section 7: 2 M a step in stages 1 and 2, 3 M in stage 3, times (n-1)/n; uneven shards and layers as
     well, by peer to one number a message."""
     for d, edges in ((60, [7, 20, 33]), (61, [7, 20, 33]), (3, [1, 2])):
         problem, n = in_parts(d, edges, workers), workers
-        found, times = sent(problem, stage, workers), 3 if stage == 3 else 2
+        deployed, times = zero.zero(problem, n, 2, SGD(0.1), stage=stage, flat=flat), 3 if stage == 3 else 2
+        found = simulate(deployed, CALM).trace.bytes_sent
         assert sum(found.values()) == 2 * times * (n - 1) * 4 * d
-        figures = refsgd.predict("zero", problem, workers=n, steps=2, stage=stage, machine=CALM)
+        figures = refsgd.predict("zero", problem, workers=n, steps=2, stage=stage, flat=flat, machine=CALM)
         assert figures["bytes_sent"].value == sum(found.values()) and figures["bytes_sent"].kind == "exact"
-        if d % n == 0:
+        if d % n == 0 and (flat or stage == 1):
             assert set(found.values()) == {2 * times * (n - 1) * 4 * d / n} or n == 1
 
 
@@ -150,8 +150,9 @@ def test_seconds_are_those_of_a_run(stage, machine):
     layered = in_parts(61, [7, 20, 33], 3)
     for problem in (layered, refsgd.Problem(layered.x0, layered.gradient, layered.loss)):
         found = refsgd.run("zero", problem, workers=3, steps=6, stage=stage, machine=machine, evaluations=0)
-        told = found.predicted["seconds"]
-        assert told["kind"] == "simulated" and told["value"] == pytest.approx(found.measured["seconds"], rel=1e-9)
+        told, steady = found.predicted["seconds"], stage > 1 and not (machine.speeds or machine.hosts)
+        assert told["kind"] == ("approximation" if steady else "simulated")  # of chunks of few numbers, where one more is much
+        assert told["value"] == pytest.approx(found.measured["seconds"], rel=0.03 if steady else 1e-9)
 
 
 def test_stage_1_takes_the_time_of_its_formula():
@@ -162,10 +163,34 @@ def test_stage_1_takes_the_time_of_its_formula():
     assert told["seconds"].value == pytest.approx(3 * step) and told["seconds"].kind == "exact"
 
 
+@pytest.mark.parametrize("stage, times", [(2, 2), (3, 3)])
+def test_layers_are_divided_so_that_all_links_carry_them(stage, times):
+    """ResNet-50, 16 nodes, 10 Gbps, no latency: a step sends 2 or 3 (n-1)/n M from each node, 153 or 230 ms; shards of
+    the vector as a whole leave most links idle."""
+    def step(**options):
+        return refsgd.predict("zero", net="shapes:resnet50@224", data="none", workers=16, steps=1, stage=stage, batch=1,
+                              machine=Machine(compute="fixed(0)", latency=0, bandwidth=1.25e9), **options)["seconds"].value
+
+    assert step() == pytest.approx(times * 15 / 16 * 4 * 25_557_032 / 1.25e9, rel=0.01)
+    assert step(flat=True) > 3 * step()
+
+
 def test_a_net_with_layers_in_name_only_is_predicted_too():
     found = refsgd.run("zero", of_net("resnet18:4@32x32x3", 4), workers=4, steps=2, stage=3, evaluations=0,
                        machine=Machine(compute="fixed(1)", latency=0.001, bandwidth=1e6))
-    assert found.predicted["seconds"]["value"] == pytest.approx(found.measured["seconds"], rel=1e-9)
+    assert found.predicted["seconds"]["value"] == pytest.approx(found.measured["seconds"], rel=1e-4)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_layers_that_can_be_divided_equally_are_predicted_exactly(stage):
+    """T + (n-1) sum_l (stage (alpha + m_l beta) + m_l gamma) + u: each layer is reduced once, and gathered once or twice."""
+    n, alpha, beta, gamma, u = 4, 0.001, 1 / 4e4, 1e-5, 0.003
+    machine = Machine(compute="fixed(0.02)", latency=alpha, bandwidth=1 / beta, update=u, reduction=gamma)
+    found = refsgd.run("zero", in_parts(60, [8, 20, 36], n), workers=n, steps=3, stage=stage, machine=machine, evaluations=0)
+    chunks = [4 * size / n for size in (8, 12, 16, 24)]
+    step = 0.02 + (n - 1) * sum(stage * (alpha + m * beta) + m * gamma for m in chunks) + u
+    assert found.predicted["seconds"]["kind"] == "exact"
+    assert 3 * step == pytest.approx(found.predicted["seconds"]["value"]) == pytest.approx(found.measured["seconds"])
 
 
 # -- memory --------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import refsgd
 from refsgd.algorithms.pipeline import pipedream as pipedream_module
 from refsgd.cluster.machine import Machine
+from refsgd.experiment.arguments import Usage
 from refsgd.problems import classification
 from refsgd.problems.chain import Block, Chain
 from refsgd.problems.data import load
@@ -94,37 +95,107 @@ def chains(sizes):
 
 
 @given(sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8),
-       stages=st.integers(1, 8))
-def test_cuts_are_the_best_of_all(sizes, stages):
+       speeds=st.lists(st.sampled_from([0.25, 0.5, 1, 1, 3]), min_size=1, max_size=8))
+def test_cuts_are_the_best_of_all(sizes, speeds):
     """By brute force: the fewest bytes; the quickest slowest stage, and then the fewest bytes."""
-    chain = chains(sizes)
+    chain, stages = chains(sizes), len(speeds)
     if stages > len(sizes):
         with pytest.raises(ValueError, match=f"^stages {stages}; expected 1 to {len(sizes)}, a block or more"):
             chain.cut(stages)
         return
 
-    def slowest(cut):
-        return max(sum(chain.costs[a:b]) for a, b in itertools.pairwise([0, *cut, len(sizes)]))
+    def slowest(cut, pace=(1,) * stages):
+        return max(sum(chain.costs[a:b]) / s for (a, b), s in zip(itertools.pairwise([0, *cut, len(sizes)]), pace))
 
     def crossing(cut):
         return sum(sizes[end - 1][1] for end in cut)
 
     every = list(itertools.combinations(range(1, len(sizes)), stages - 1))
-    least, best = min(map(crossing, every)), min(map(slowest, every))
+    least = min(map(crossing, every))
     found = chain.cut(stages, "mincut")
     assert crossing(found) == least
     assert slowest(found) == pytest.approx(min(slowest(cut) for cut in every if crossing(cut) == least))
-    found = chain.cut(stages, "balance")
-    assert slowest(found) == pytest.approx(best)
-    assert crossing(found) == min(crossing(cut) for cut in every if slowest(cut) <= best * (1 + 1e-9))
+    for how, pace in (("balance", (1,) * stages), ("speed", speeds)):
+        best, found = min(slowest(cut, pace) for cut in every), chain.cut(stages, how, speeds)
+        assert slowest(found, pace) == pytest.approx(best)
+        assert crossing(found) == min(crossing(cut) for cut in every if slowest(cut, pace) <= best * (1 + 1e-9))
 
 
 @pytest.mark.parametrize("how", ["1", "1,1", "2,1", "0,2", "1,4", "1,x", "balanced", ""])
 def test_a_wrong_cut_is_named(how):
-    with pytest.raises(ValueError, match=f"^cut '{how}' for 3 stages; expected balance, mincut, or the 2 blocks "
+    with pytest.raises(ValueError, match=f"^cut '{how}' for 3 stages; expected balance, speed, mincut, or the 2 blocks "
                                          "after which to cut, ascending and within 1 to 3$"):
         chains([(1, 1)] * 4).cut(3, how)
     assert chains([(1, 1)] * 4).cut(3, "1,3") == [1, 3]
+
+
+@pytest.mark.parametrize("options", [{}, {"stages": 2}, {"chunks": 2}])
+def test_a_cut_by_speed_gives_slow_nodes_less_and_is_recorded_as_its_ends(options):
+    """WRONG: equal work, which waits for the slow node."""
+    slow = Machine(compute="fixed(0.8)", speeds=(1, 1, 0.5, 1))
+    given = {"workers": 4, "micro": 64, "net": "shapes:4800", "data": "none", "batch": 64, "steps": 3,
+             "machine": slow, **options}
+    took = {cut: refsgd.run("gpipe", cut=cut, runtime="simulator", evaluations=0, **given)
+            for cut in ("balance", "speed")}
+    fast, even = (took[cut].measured["seconds"] for cut in ("speed", "balance"))
+    assert fast < 0.8 * even
+    assert took["speed"].options["cut"].replace(",", "").isdecimal()
+    assert refsgd.predict("gpipe", cut="speed", **given)["seconds"].value == pytest.approx(fast)
+
+
+@given(sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=7),
+       limits=st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_cuts_within_limits_are_the_quickest_of_those_that_fit(sizes, limits):
+    """By brute force, each block with bytes of its own."""
+    chain, stages = chains([size[:2] for size in sizes]), len(limits)
+    if stages > len(sizes):
+        return
+
+    def fits(stage, first, end):
+        return sum(size[2] for size in sizes[first:end]) <= limits[stage]
+
+    def slowest(cut):
+        return max(sum(chain.costs[a:b]) for a, b in itertools.pairwise([0, *cut, len(sizes)]))
+
+    every = [cut for cut in itertools.combinations(range(1, len(sizes)), stages - 1)
+             if all(fits(k, *ends) for k, ends in enumerate(itertools.pairwise([0, *cut, len(sizes)])))]
+    if not every:
+        with pytest.raises(ValueError, match="^no cut into .* fits the memory of their nodes"):
+            chain.cut(stages, fits=fits)
+        return
+    found = chain.cut(stages, fits=fits)
+    assert tuple(found) in every and slowest(found) == pytest.approx(min(map(slowest, every)))
+
+
+@pytest.mark.parametrize("algorithm", ["gpipe", "pipedream"])
+def test_a_cut_within_memory_is_the_quickest_whose_stages_are_predicted_to_fit(algorithm):
+    """Of all cuts by hand, each node's memory as `predict` has it."""
+    given = {"workers": 2, "net": "resnet18:16", "data": "digits", "steps": 4,
+             "machine": Machine(compute="fixed(0.8)")}
+
+    def memory(cut):
+        from refsgd.experiment.memory import of_nodes
+        from refsgd.experiment.prepare import prepare
+
+        e = prepare(algorithm, cut=cut, **given)
+        return [held.value for held in of_nodes(e).values()], e.own["cut"], max(
+            stage.share for stage in e.problem.split(2, e.own["cut"]))
+
+    free, balanced, least = memory("balance")
+    limits = [max(free) * 2, 0.9 * free[1]]
+    found, ends, slowest = memory("balance:" + ",".join(f"{limit:.0f}" for limit in limits))
+    assert found[1] <= limits[1] < free[1] and ends != balanced and slowest >= least
+    blocks = len(classification(load("digits"), nets.build("resnet18:16", (8, 8, 1)), 1, 8).blocks.blocks)
+    by_hand = [memory(f"{end}") for end in range(1, blocks)]
+    assert slowest == min(share for held, _, share in by_hand if all(h <= m for h, m in zip(held, limits)))
+
+
+@pytest.mark.parametrize(("cut", "says"), [
+    ("mincut:1MB", "expected balance or speed with bytes"), ("speed:1MB,1MB,1MB", "expected balance or speed with bytes"),
+    ("balance:much", "'much' not understood"), ("balance:1kB", "no cut into 4 stages fits the memory")])
+def test_limits_of_memory_that_make_no_sense_are_refused(cut, says):
+    with pytest.raises(Usage, match=says):
+        refsgd.predict("gpipe", workers=4, cut=cut, steps=2)
 
 
 @pytest.mark.parametrize("micro", [1, 2, 8])
@@ -205,6 +276,7 @@ def test_pipedream_of_four_stages_stays_within_one_point_of_sequential_sgd(seeds
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of numbers that have become infinite
 def test_without_stashing_pipedream_diverges_where_it_trained():
     """WRONG: a backward pass at the newest parameters."""
     wrong = changed(pipedream_module, "me.backward(stash[read], rows, kept,", "me.backward(me.x, rows, kept,")

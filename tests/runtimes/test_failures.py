@@ -53,7 +53,7 @@ class Blow:
         BEGUN[:4] = bytes(4)
         self.act, self.delay, self.steps, self.at, self.pids = act, delay, steps, 0.0, {}
 
-    def __call__(self, pids):
+    def __call__(self, pids, words):
         self.pids = pids
         self.thread = threading.Thread(target=self._go, daemon=True)
         self.thread.start()
@@ -306,7 +306,7 @@ from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange, long_gradient
 gradient = {"gradient": long_gradient} if sys.argv[2] == "long" else {}
 run(partial(exchange, steps=100_000, **gradient), Machine(compute="fixed(0.02)"), transport=sys.argv[1],
-    on_start=lambda pids: print(*pids.values(), flush=True))
+    on_start=lambda pids, words: print(*pids.values(), flush=True))
 """
 
 

@@ -34,10 +34,10 @@ from refsgd.runtimes.processes.reports import Outbox, in_crash_log
 from refsgd.runtimes.transports.shared_memory import Rings
 from refsgd.trace import Computed, Crashed, Marked, Received, Sent
 from refsgd.trace.waiting import waiting_by_cause
+from tests.cli.test_mistakes import three_roles
 from tests.paced import as_simulated, slipped
 from tests.runtimes import outcomes
 from tests.runtimes.deployments import exchange
-from tests.test_mistakes import three_roles
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 LINK = Machine(compute="fixed(0.02)", latency=0.001, bandwidth=1e7)

@@ -203,7 +203,7 @@ def test_a_limit_of_file_sizes_is_one_line(capfd):
 def test_a_limit_of_memory_under_which_libraries_never_load_is_one_line(kind, mebibytes, says):
     """OpenBLAS asks for memory again and again, or interrupts the process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = subprocess.run([sys.executable, "-m", "refsgd.cli", "run", "bsp", "--steps", "3"], timeout=120,
+    found = subprocess.run([sys.executable, "-m", "refsgd", "run", "bsp", "--steps", "3"], timeout=120,
                            capture_output=True, text=True,
                            preexec_fn=lambda: resource.setrlimit(kind, (mebibytes << 20, -1)))
     assert (found.returncode, found.stdout, found.stderr) == (2, "", f"refsgd: {says}\n")

@@ -99,7 +99,7 @@ def test_killing_busy_loggers_spoils_no_later_run(kept):
         return x
 
     for k in range(5):
-        def act(pids, delay=0.05 + 0.01 * k):
+        def act(pids, words, delay=0.05 + 0.01 * k):
             threading.Timer(delay, lambda: os.kill(pids["worker1"], signal.SIGKILL)).start()
 
         with pytest.raises(RunFailed, match=r"worker1 .* SIGKILL"):

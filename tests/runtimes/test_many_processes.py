@@ -50,7 +50,7 @@ class Measured:
                 time.sleep(0.01)
         return self.gradient(x, rank, t)
 
-    def look(self, pids):
+    def look(self, pids, words):
         """Called when all have been started."""
         def wait():
             end = time.monotonic() + 60.0

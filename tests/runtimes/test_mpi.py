@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,15 @@ from pathlib import Path
 import pytest
 
 import refsgd
-from refsgd.runtimes.transports.wire import HEAD, LONGEST_DESCRIPTION
+from tests.runtimes.launched import (
+    ENDINGS,
+    FAILS,
+    STUCK,
+    check_ending,
+    check_frames,
+    check_pacing,
+    check_records,
+)
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed (the extra [mpi] brings it)")
 MPIEXEC = shutil.which("mpiexec",
@@ -31,7 +38,7 @@ def mpiexec(ranks, *command, **environment):
                "PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1",
                "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-               "OMPI_MCA_mpi_yield_when_idle": "1", "PYTHONPATH": str(ROOT)}
+               "OMPI_MCA_mpi_yield_when_idle": "1", "RUNTIME": "mpi", "PYTHONPATH": str(ROOT)}
     # of Open MPI: what an abort leaves of them goes with the folder
     with tempfile.TemporaryDirectory() as segments:
         places = {f"{kind}_MCA_btl_sm_backing_directory": segments for kind in ("OMPI", "PRTE")}
@@ -49,33 +56,9 @@ def test_the_conformance_suite_passes_on_mpi():
     assert "failed" not in done.stdout
 
 
-PACED = """
-from functools import partial
-from refsgd.cluster.machine import Machine
-from refsgd.runtimes.processes.mpi import run
-from refsgd.runtimes.simulator import simulate
-from tests.runtimes.deployments import exchange
-build = partial(exchange, n=4, d=1000, steps=40)
-machine = Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e7)
-result = run(build, machine, 3)
-if result is not None:
-    expected = simulate(build, machine, 3)
-    same = all((result.values[node] == expected.values[node]).all() for node in expected.values)
-    slipped = sum(late["slipped"] for late in result.trace.lateness.values())
-    print("PACED", result.trace.seconds, expected.trace.seconds, slipped, same)
-"""
-
-
 @pytest.mark.alone
 def test_pacing_and_bits_over_mpi():
-    """The simulator's time within 5 %, the simulator's parameters bit for bit, more ranks than nodes."""
-    done = mpiexec(6, "-c", PACED)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("PACED")]
-    *seconds, same = line.split()[1:]
-    took, simulated, slipped = map(float, seconds)
-    # A machine that is busy with other things makes Computes end late, which the run counts.
-    assert 0.95 * simulated < took < 1.05 * simulated + slipped and same == "True"
+    check_pacing(mpiexec)
 
 
 SHARED = """
@@ -102,14 +85,6 @@ def test_shared_links_over_mpi():
         assert not [path for path in Path(folder).rglob("*") if path.is_file()]
 
 
-FAILS = """
-from functools import partial
-from refsgd.runtimes.processes.mpi import run
-from tests.runtimes.deployments import bad_gradient, exchange
-run(partial(exchange, n=3, gradient=bad_gradient))
-"""
-
-
 def test_an_exception_ends_all_ranks():
     """Every rank raises the same line, and mpiexec says that the job failed."""
     done = mpiexec(4, "-c", FAILS)
@@ -132,62 +107,8 @@ def test_too_few_ranks_are_refused():
     assert done.returncode != 0 and "needs 4 processes and MPI has started 2; use mpiexec -n 4" in done.stderr
 
 
-FRAMES = """
-import struct
-import numpy as np
-from mpi4py import MPI
-from refsgd.runtimes.processes.status import StatusTable
-from refsgd.runtimes.transports.ranks import MESSAGE, Ranks
-from refsgd.runtimes.transports.wire import HEAD, WireError, encode
-from tests.runtimes.deployments import Model
-LARGEST = 1 << 12
-comm, hosts = MPI.COMM_WORLD.Dup(), ["peer0", "peer1"]
-table = StatusTable({hosts[comm.rank]: [(hosts[comm.rank], 0)]})
-ranks = Ranks(comm, comm.Dup(), hosts, [frozenset({0}), frozenset({1})], table, 10.0, LARGEST)
-good = b"".join(encode(Model(np.arange(1000, dtype=np.float32)), 0, 1, 0, 0.0))
-head = list(HEAD.unpack_from(good))
-body = good[HEAD.size:]
-bad = {"a large payload": HEAD.pack(*head[:-1], 1 << 40) + body, "cut short": good[:-1],
-       "one byte too many": good + b"!", "two frames": 2 * good, "nothing": b"", "half a head": good[:5],
-       "of another node": HEAD.pack(*head[:2], 1, *head[3:]) + body, "to another node": HEAD.pack(*head[:3], 0, *head[4:]) + body,
-       "at no time": HEAD.pack(*head[:5], float("nan"), head[6]) + body, "another kind": good[:HEAD.size] + b"\\xff" + body[1:]}
-if comm.rank == 0:
-    for data in [*bad.values(), good]:
-        comm.Isend([data, MPI.BYTE], 1, MESSAGE).Wait()
-    try:
-        ranks.post("peer1", Model(np.zeros(LARGEST)), 0, 1, 1, 0.0)
-    except TypeError as error:
-        print("REFUSED", error)
-else:
-    for name in bad:
-        while not comm.Iprobe(0):
-            pass
-        try:
-            print("ACCEPTED", name, ranks.take())
-        except WireError as error:
-            assert str(error).startswith("peer0 (rank 0) sent "), error
-            print("CAUGHT", name, error)
-    while not (frames := ranks.take()):
-        pass
-    print("GOOD", (frames[0].fields[0] == np.arange(1000)).all(), flush=True)
-comm.Barrier()
-if comm.rank == 0:
-    comm.Isend([bytes(1 << 20), MPI.BYTE], 1, MESSAGE).Wait()
-while True:
-    ranks.take()
-"""
-
-
 def test_frames_over_mpi_are_bounded_and_checked():
-    """Torn, joined or of others: each is an error that names its sender, and the next good one is taken;
-    too large a one ends the job."""
-    done = mpiexec(2, "-c", FRAMES)
-    assert "ACCEPTED" not in done.stdout and done.stdout.count(
-        "CAUGHT") == 10 and "GOOD True" in done.stdout, done.stderr[-2000:]
-    assert done.returncode == 1
-    most = HEAD.size + LONGEST_DESCRIPTION + (1 << 12)
-    assert f"refsgd: peer0 (rank 0) sent a message of 1048576 bytes; expected at most {most}; MPI_Abort ends all ranks\n" in done.stderr
-    assert "REFUSED a message Model of 32768 bytes" in done.stdout and "expected at most 4096" in done.stdout
+    check_frames(mpiexec)
 
 
 CATALOGUE = """
@@ -270,35 +191,12 @@ def test_an_exchange_from_the_command_line_over_mpi():
     assert json.loads(done.stdout)["parameters_sha256"] == simulated.parameters_sha256
 
 
-CHECKPOINTS = """
-import sys
-import refsgd
-from mpi4py import MPI
-from refsgd.cluster.machine import Machine
-folder, arguments = sys.argv[1], dict(data="quadratic", workers=3, steps=30, lr=0.05, momentum=0.5, machine=Machine("fixed(0.002)"))
-whole = refsgd.run("bsp", runtime="mpi", record=folder + "/whole", checkpoint=folder, **arguments)
-if not MPI.COMM_WORLD.rank:
-    with open(folder + "/record", "r+b") as file:
-        file.truncate(file.seek(0, 2) // 2)
-MPI.COMM_WORLD.Barrier()
-resumed = refsgd.run("bsp", runtime="mpi", resume=folder, checkpoint=folder)
-if not MPI.COMM_WORLD.rank:
-    bits = {r.parameters_sha256 for r in (whole, resumed, refsgd.run("bsp", **arguments), refsgd.replay(folder + "/whole"), refsgd.replay(folder + "/record"))}
-    print("SEEN", len(bits), resumed.measured["messages"] == whole.measured["messages"])
-"""
-
-
 def test_checkpoints_and_records_over_mpi(tmp_path):
-    """Stop and resume give the bits of the run that never stopped, of the simulator and of the replayed
-    record."""
-    done = mpiexec(4, "-c", CHECKPOINTS, str(tmp_path))
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "SEEN 1 True" in done.stdout
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["record", "whole"]
+    check_records(mpiexec, tmp_path)
 
 
 def refsgd_run(ranks, *arguments):
-    return mpiexec(ranks, "-m", "refsgd.cli", "run", *arguments, "--runtime", "mpi")
+    return mpiexec(ranks, "-m", "refsgd", "run", *arguments, "--runtime", "mpi")
 
 
 def test_the_command_line_over_mpi():
@@ -396,69 +294,16 @@ def test_a_terminated_rank_that_computes_for_long_is_killed():
     assert done.returncode != 0 and time.monotonic() - began < 30.0
 
 
-STUCK = """
-import os, signal, sys
-from functools import partial
-from refsgd.runtimes.processes import mpi
-from refsgd.runtimes.transports import ranks
-from tests.runtimes.deployments import exchange
-ranks.GRACE = 0.5
-def gradient(x, rank, t):
-    if rank == 1 and t == 3:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return x
-mpi.run(partial(exchange, n=3, gradient=gradient), deadline=1.0)
-"""
-
-
 def test_a_stopped_rank_is_ended_by_abort():
     """It hears of nothing, so those who gave up waiting for it end the job with their error."""
     done = mpiexec(4, "-c", STUCK)
     assert done.returncode != 0
-    assert "no message for 1" in done.stderr and "MPI_Abort ends all ranks" in done.stderr
+    assert "no message for 1" in done.stderr and "all ranks end" in done.stderr
 
 
-#: what one rank does at a time when nobody waits for a message of it
-ABSENT = """
-import os, signal, sys, time
-from refsgd.effects import Compute, Node, Recv, RunEnded
-from refsgd.runtimes.processes import mpi
-from tests.runtimes.deployments import Never
-how, me = sys.argv[1], mpi.world().rank
-def stop(rank):
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-def main(rank):
-    yield Compute(stop if how == "alone" else abs, rank)
-def responder(rank):
-    try:
-        yield Recv(Never)
-    except RunEnded:
-        yield Compute(stop if how == "closing" else abs, rank)
-if how == "starting":
-    mpi.STARTING = 1.0
-    time.sleep(60 * (me == 1))
-mpi.run(lambda: {f"peer{i}": Node(main(i), [responder(i)]) for i in range(3)}, deadline=1.0)
-"""
-
-
-@pytest.mark.parametrize(("how", "says"), [
-    ("alone",
-     r"no sign of life from some rank for 1.* \(longer than the deadline of 1 s\); stopped, or in a long "
-     r"Compute: peer1 \(rank 1\)"),
-    ("closing",
-     r"refsgd: peer[02] \(rank [02]\): not all ranks ended within 1 s; stopped, or in a long Compute: peer1 "
-     r"\(rank 1\); MPI_Abort"),
-    ("starting",
-     r"refsgd: rank [02]: not all ranks came to the run within 1 s; expected all 3; MPI_Abort ends all "
-     r"ranks"),
-])
+@ENDINGS
 def test_no_rank_waits_for_ever(how, says):
-    """For one that stops when the others are done, when the run is over, or that never comes to it."""
-    began = time.monotonic()
-    done = mpiexec(3, "-c", ABSENT, how)
-    assert done.returncode != 0 and re.search(says, done.stderr), done.stderr[-2000:]
-    assert time.monotonic() - began < 30.0
+    check_ending(mpiexec, how, says, 30.0)
 
 
 LONG = """
@@ -497,7 +342,7 @@ def test_each_rank_imports_an_own_algorithm_and_one_rank_is_left_to_its_server(t
     mine.write_text("from refsgd.algorithms.server.asp import asp\n"
                     "def own(problem, workers, steps, sgd):\n"
                     "    return asp(problem, workers, steps, sgd)\n")
-    done = mpiexec(3, "-m", "refsgd.cli", "run", f"{mine}:own", "--data", "quadratic", "--steps", "2",
+    done = mpiexec(3, "-m", "refsgd", "run", f"{mine}:own", "--data", "quadratic", "--steps", "2",
                    "--runtime", "mpi", "--compute", "none")
     assert done.returncode == 0, done.stderr
     assert "own: 2 workers, 1 server, 2 steps, mpi" in done.stdout

@@ -25,8 +25,8 @@ from tests.paced import as_simulated, slipped
 class FirstCome(Processors):
     """A wrong one: a core is taken by one program until it ends."""
 
-    def __init__(self, cores):
-        super().__init__(cores)
+    def __init__(self, cores, crowding=()):
+        super().__init__(cores, crowding)
         self.free, self.ends = [0.0] * cores, {}
 
     def begin(self, program, now, work):

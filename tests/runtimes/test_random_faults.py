@@ -47,7 +47,7 @@ class Blow:
     def __init__(self, victim, sig, delay):
         self.victim, self.sig, self.delay, self.at, self.missed = victim, sig, delay, 0.0, False
 
-    def __call__(self, pids):
+    def __call__(self, pids, words):
         self.thread = threading.Thread(target=self._go, args=(pids[self.victim],), daemon=True)
         self.thread.start()
 

@@ -29,7 +29,7 @@ from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.programs import add_to
 from refsgd.runtimes.replay import replay_beginning
 from refsgd.trace import Crashed
-from tests.test_checkpoint import arguments, cut, started, until
+from tests.experiment.test_checkpoint import arguments, cut, started, until
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 

@@ -407,9 +407,12 @@ def test_where_no_more_files_can_be_opened_the_oldest_stranger_leaves_or_the_lim
             listener.bind(("127.0.0.1", 0))
             listener.listen()
             with socket.create_connection(listener.getsockname()):
+                caller = threading.Timer(0.2, lambda: kept.append(tcp.call(listener.getsockname(), b"s", 1, 0)))
                 if full:
-                    threading.Timer(0.2, lambda: kept.append(tcp.call(listener.getsockname(), b"s", 1, 0))).start()
+                    caller.start()
                 found = tcp.answer(listener, b"s", 0, [1], timeout=5.0, refuse=lambda: refused.append(1))
+                if full:
+                    caller.join()  # its socket is closed below
         close(*found)
         return len(refused)
 

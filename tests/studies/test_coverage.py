@@ -5,7 +5,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.studies import NAMES, parts_of
-from benchmarks.studies.study import Line, Part, Study, judged, untestable
+from benchmarks.studies.study import Grid, Line, Part, Study, judged, untestable
 
 
 class Row(NamedTuple):
@@ -20,7 +20,8 @@ class Row(NamedTuple):
 ROWS = tuple(Row(*row) for row in (
     # the study of synchronous and asynchronous SGD
     ("rates that adapt", "jia2020", "table2", "the learning rate adapts"),
-    ("processor and memory use", "jia2020", "table2", "95 to 98 % CPU"),
+    ("processor use", "jia2020", "table2", "the processors are in use"),
+    ("memory use", "jia2020", "table2", "65 to 98 % of the memory"),
     ("similar memory", "jia2020", "resources", "synchronous and asynchronous training need similar"),
     ("similar use of processors", "jia2020", "resources", "and use the processors"),
     ("reads and writes", "jia2020", "resources", "more is written than read"),
@@ -63,6 +64,9 @@ ROWS = tuple(Row(*row) for row in (
     *((f"latency {ms}", "jia2020", "figure11", f"latency {ms} ms") for ms in (10, 100, 200)),
     ("72 %", "jia2020", "figure11", "idleness rises"),
     ("concave", "jia2020", "figure11", "the rise is concave"),
+    *((w, "jia2020", "stages", w) for w in ("model parallelism gives no", "data parallelism is faster")),
+    *((w, "jia2020", "balance", w) for w in ("workers must be launched in multiples", "and servers, too")),
+    *((w, "jia2020", "idleness", w) for w in ("idleness exists under asynchronous", "asynchronous idleness falls from 1:3")),
     *((f"summary: {w}", "jia2020", "summary", w) for w in
       ("synchronous training is consistent", "and as slow", "asynchronous training is faster",
        "which is best")),
@@ -74,7 +78,8 @@ ROWS = tuple(Row(*row) for row in (
     ("all batches", "pani2020", "devices", "that order holds"),
     ("ResNet-18's run time", "pani2020", "devices", "the larger net's time hardly changes from"),
     ("its run time, all batches", "pani2020", "devices", "the larger net's time hardly changes at"),
-    ("anomaly", "pani2020", "devices", "a doubled run time"),
+    ("anomaly", "pani2020", "local", "a doubled run time"),
+    ("local hardware", "pani2020", "local", "a large increase in run time"),
     ("lesson and crossing", "pani2020", "devices", "distribution pays only"),
     ("ResNet-18's batches", "pani2020", "deeper", "larger batches are better"),
     ("NaN", "pani2020", "deeper", "training at small batches"),
@@ -129,8 +134,11 @@ ROWS = tuple(Row(*row) for row in (
         "forward passes with a server",
         "forward passes through", "Collective Allreduce's ring", "Caffe2 takes", "the network makes",
         "Caffe2 is best", "soft and hard", "Caffe2 fails",
-        "256 GPUs keep 90 % of the efficiency of 8: batches of 8192, 1 hour",
         "Distributed Allreduce, F+B", "images/s = batch", "seconds of a batch = step")),
+    *((w, "graur2019", "survey", w) for w in (
+        "Downpour SGD scales", "AdaGrad gives", "Sandblaster L-BFGS", "Petuum's speed-up", "MXNet's speed-up",
+        "and its convergence slower", "256 GPUs keep 90 % of the efficiency of 8: batches of 8192, 1 hour",
+        "a parameter server is a decentralised", "large batches pay", "checkpoints and restarts")),
     *((f"{p}, {k}, batch {b}, {n}", "graur2019", "chapter4", f"{p}, {k}, batch {b}, {n} nodes")
       for p, k, b, n in (
         ("F", "Ethernet", 8, 2), ("F", "Ethernet", 128, 16), ("F", "Ethernet", 256, 40),
@@ -148,10 +156,21 @@ ROWS = tuple(Row(*row) for row in (
         "a ring's traffic", "a parameter server's", "and so does that of PSCPU", "InfiniBand raises a",
         "on Ethernet a parameter server's traffic", "all but Caffe2", "memory does not",
         "forward passes need",
-        "Distributed Replicated takes",
-        "InfiniBand raises the",
+        "Distributed Replicated takes", "Collective Allreduce takes",
+        "Caffe2's processors",
         "memory: Caffe2 below 1 GB, parameter server 10 GB, Distributed Allreduce 11 GB",
-        "processor use", "a slack of 0", "a parameter server is a decentralised"))))
+        "a slack of 0")),
+    *((w, "graur2019", "series", w) for w in (
+        "traffic of a ring's process", "a parameter server's traffic has plateaus", "its workers make little use",
+        "Caffe2 and Collective Allreduce use well below", "InfiniBand raises the traffic",
+        "a parameter server's process depends", "Distributed Replicated communicates very little",
+        "InfiniBand raises the processor use", "processor use does not depend", "forward passes of Distributed",
+        "forward passes need a small part", "Collective Allreduce needs the most",
+        "Megabytes that all nodes send", "Messages of the busiest process", "Share of the time", "Real processes")),
+    *((w, "graur2019", "extra", w) for w in (
+        "with an extra worker a server's traffic has plateaus", "its traffic grows linearly in the number of workers",
+        "InfiniBand raises the processor use of a server with an extra worker",
+        "parameter-server-extra-worker, F+B, Ethernet, batch 128, 17 nodes: outgoing"))))
 
 #: what a reproduction in shape must show, and the claims that say whether it does
 SHAPES = {
@@ -190,11 +209,12 @@ NOT_SHOWN = {"ASP is the worst": ("ko2021", "ASP always has the worst"),
 
 
 def missing(rows, studies):
-    """Facts whose words begin neither a line that has a figure nor a claim with a reason."""
+    """Facts whose words begin neither a line or a grid that has figures nor a claim with a reason."""
     out = []
     for row in rows:
         part = studies[row.study].part(row.part)
         lines = [line.what for line in part.lines if any(v is not None for v in line[1:5])]
+        lines += [grid.title for grid in part.grids if any(v is not None for row in grid.rows.values() for v in row)]
         if not any(text.startswith(row.words) for text in lines + [c.says for c in part.claims if c.because]):
             out.append(row)
     return out
@@ -202,10 +222,11 @@ def missing(rows, studies):
 
 def test_a_row_without_an_answer_is_found():
     part = Part("t", "", "", [Line("time of two", 1.0), Line("nothing")],
-                [judged("it grows", "", True, "1, 2"), untestable("colour", "", "not stated")])
+                [judged("it grows", "", True, "1, 2"), untestable("colour", "", "not stated")],
+                grids=[Grid("by nodes", ["1"], {"a": [2.0]}), Grid("empty", ["1"], {"a": [None]})])
     studies = {"x": Study("x", "", True, 0, [part])}
-    given = [Row("", "x", "t", words) for words in ("time", "it grows", "colour", "nothing", "absent")]
-    assert [row.words for row in missing(given, studies)] == ["nothing", "absent"]
+    given = [Row("", "x", "t", words) for words in ("time", "it grows", "colour", "by", "nothing", "absent", "empty")]
+    assert [row.words for row in missing(given, studies)] == ["nothing", "absent", "empty"]
 
 
 def test_every_row_names_a_part():

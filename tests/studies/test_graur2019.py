@@ -4,8 +4,10 @@ import pytest
 
 from benchmarks import published
 from benchmarks.studies import Lab, graur_terms
+from benchmarks.studies.graur_extra import extra
 from benchmarks.studies.graur_figures import CHAPTER3, IMAGES4, SECONDS4, SERVER, Key
 from benchmarks.studies.graur_runs import by_formula, forward_only, rate, runs
+from benchmarks.studies.graur_series import STRATEGIES
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
@@ -136,7 +138,16 @@ BY_MESSAGES = {
     "Distributed Allreduce is much worse than Parameter Server on InfiniBand too",
     "memory does not depend on the number of nodes",
     "on Ethernet a parameter server's traffic levels off at the link's rate",
-    "all but Caffe2 and Collective Allreduce benefit from InfiniBand"}
+    "all but Caffe2 and Collective Allreduce benefit from InfiniBand",
+    "Caffe2 and Collective Allreduce use well below the bandwidth of Ethernet",
+    "InfiniBand raises the processor use of Parameter Server only",
+    "processor use does not depend on the number of nodes, but for Parameter Server",
+    "with soft placement forward passes of Parameter Server take 40 nodes to 0.1 s a batch on InfiniBand, others 16",
+    "Caffe2 fails beyond 24 nodes, Distributed Allreduce beyond 16",
+    "Collective Allreduce takes 750 MB more with each batch",
+    "memory: Caffe2 below 1 GB, parameter server 10 GB, Distributed Allreduce 11 GB, Collective Allreduce most",
+    "MXNet's speed-up from 1 to 10 machines is more than linear", "a parameter server is a decentralised topology"}
+MEASURED = "Collective Allreduce needs the most memory"  # of real processes: a busy machine changes what is seen
 
 
 @pytest.fixture(scope="module")
@@ -150,8 +161,8 @@ def test_every_verdict(study):
     wrong = {says for says, verdict in found.items() if verdict == "does not hold"}
     # which machines a run had decides the order of 32 and 40 nodes, and nobody knows it; the others fail by
     # messages, and a term chosen by them tests nothing
-    assert wrong == {"and 40 nodes are slower than 32 with training",
-                     "the best number of nodes on Ethernet with training is 32", *BY_MESSAGES}
+    assert wrong - {MEASURED} == {"and 40 nodes are slower than 32 with training",
+                                  "the best number of nodes on Ethernet with training is 32", *BY_MESSAGES}
     # a run at the link's bandwidth, where an infinite one was assumed before
     assert found["Collective Allreduce's ring is hidden behind the backward pass on Ethernet"] == "holds"
     for says in ("Caffe2 takes 19 times as long on two nodes as on one",
@@ -160,6 +171,36 @@ def test_every_verdict(study):
                  "up to batches of 64 training on Ethernet gains next to nothing beyond 16 nodes"):
         # with a term or beside one: no figure on which it was fitted
         assert found[says] == "holds in shape", says
+
+
+@pytest.mark.slow
+def test_series_have_every_strategy_and_say_what_they_decide(study):
+    """Five series over time: out, in, requests, processors in virtual time, memory of real processes."""
+    part = study.part("series")
+    rates = {panel.title: panel.curves for panel in part.panels}
+    central, ring = (rates["out of the busiest process, Ethernet"][s] for s in (SERVER, "distributed-allreduce-ringx1"))
+    assert max(rate for _, rate in central) == pytest.approx(125, rel=1e-6)
+    # a plateau of 15 answers of 102 MB at 125 MB/s, a tooth of one model
+    assert sum(rate > 120 for _, rate in central) > 3 * sum(rate > 120 for _, rate in ring)
+    assert {title.split(",")[0] for title in rates} >= {
+        "out of the busiest process", "into the busiest process", "requests of the busiest process",
+        "computing of a node", "real processes"}
+    sent, *_, real = part.grids
+    assert {f"{strategy}, F+B" for strategy in STRATEGIES} <= set(real.rows)
+    assert real.columns[0] == "memory of a worker since its start [MB]" and all(row[0] > 0 for row in real.rows.values())
+    assert sent.columns[-1] == "16 nodes"
+    assert sent.rows["distributed-replicated, F"][-1] == 0
+    assert sent.rows["distributed-replicated, F+B"][-1] == pytest.approx(2 * 15 * published.RESNET50 / 1e6)
+
+
+def test_an_extra_worker_makes_up_for_the_server_s_node():
+    """17 nodes pass as many batches as 16 with a server beside a worker, one transfer later; 16 pass a sixteenth less."""
+    part = extra(Lab(quick=True))
+    assert {claim.verdict for claim in part.claims} == {"holds", "holds in shape"}
+    rates = {line.what: line.simulated for line in part.lines if line.unit == "images/s"}
+    one, extra_, beside = (rates[f"{s}, F+B, InfiniBand, batch 128, {n} nodes: images"] for s, n in (
+        ("parameter-server", 16), ("parameter-server-extra-worker", 17), (SERVER, 16)))
+    assert extra_ == pytest.approx(beside, rel=1e-3) and one == pytest.approx(15 / 16 * extra_, rel=2e-3)
 
 
 @pytest.mark.slow

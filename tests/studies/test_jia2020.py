@@ -20,9 +20,11 @@ def test_profile(study):
     """Updates n to 1, a synchronous push at least ten times as long, an asynchronous pull and update
     longer, pulls at most 1.5 times."""
     found = verdicts(study, "table2")
-    untestable = {"95 to 98 % CPU, 65 to 98 % memory", "the learning rate adapts to the number of updates",
-                  "the server issues a pull"}
-    assert {found.pop(says) for says in untestable} == {"not testable"}
+    assert found.pop("the server issues a pull") == "does not hold"
+    assert found.pop("the learning rate adapts to the number of updates") == "not testable"
+    for says in ("the processors are in use for 95 to 98 % of the time",  # synchronously 71 %
+                 "65 to 98 % of the memory is filled, more by ResNet-18"):
+        assert found.pop(says) == "does not hold"
     assert len(found) == 10 and set(found.values()) <= {"holds", "holds in shape"}
 
 
@@ -39,8 +41,9 @@ def test_an_update_beside_a_computing_worker_takes_as_long_as_the_formula_says(s
 def test_asynchronous_training_loses_accuracy_with_workers_and_synchronous_does_not(study):
     found = verdicts(study, "figure7")
     # the mean of more gradients is better at equal updates; the wait for the slowest falls with the
-    # iterations of a pass
+    # iterations of a pass; workers that share machines gain nothing if each gradient uses a whole one
     assert {found.pop(says) for says in ("synchronous accuracy falls from 4 to 12 workers (by 0.08)",
+                                         "the time of a pass falls when workers are added",
                                          "communicating stays")} == {"does not hold"}
     assert set(found.values()) == {"holds in shape"}
 
@@ -70,6 +73,35 @@ def test_batches(study):
 def test_idleness_and_its_measurement():
     figure = perform("jia2020", Lab(quick=True), ["figure11"])
     assert set(verdicts(figure, "figure11").values()) <= {"holds", "holds in shape"}
+
+
+def test_one_stage_works_at_a_time(study):
+    """Four stages idle three quarters of the time, and messages cost a little more; micro-batches make them worth it."""
+    assert set(verdicts(study, "stages").values()) == {"holds in shape"}
+    lines = {line.what: line for line in study.part("stages").lines}
+    assert 75 < lines["model parallelism, four stages: idle"].simulated < 77
+    alone = lines["one machine: images"].formula
+    assert 0.95 * alone < lines["model parallelism, four stages: images"].simulated < alone
+    assert 2 * alone < lines["a pipeline, four stages, 8 micro-batches: images"].simulated < 4 * alone
+
+
+def test_nine_workers_on_four_machines_are_slower_than_eight(study):
+    """A step takes as long as three gradients on one machine; what is left to messages is under 2 %."""
+    assert verdicts(study, "balance") == {
+        "workers must be launched in multiples of four, or the load is unbalanced": "holds in shape",
+        "and servers, too": "does not hold"}
+    lines = [line for line in study.part("balance").lines if line.formula]
+    assert len(lines) == 6 and all(line.simulated == pytest.approx(line.formula, rel=0.02) for line in lines)
+
+
+def test_asynchronous_workers_are_idle_too(study):
+    """By the formula and the simulator alike, and less than synchronous ones or as much."""
+    assert set(verdicts(study, "idleness").values()) == {"holds in shape"}
+    found = {line.what: line for line in study.part("idleness").lines}
+    assert all(line.simulated == pytest.approx(line.formula, rel=1e-3) for line in found.values())
+    both = [(line.simulated, found[what.replace("async", "sync")].simulated) for what, line in found.items()
+            if what.startswith("async")]
+    assert len(both) == 9 and all(0 < a <= b + 1e-9 for a, b in both)
 
 
 def test_resources_are_measured(study):

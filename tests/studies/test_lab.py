@@ -1,11 +1,14 @@
 """Studies: results are kept by their inputs, verdicts follow figures, pages show what was found."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from benchmarks.studies import NAMES, Lab, parts_of
+from benchmarks import studies
+from benchmarks.quiet import processor
+from benchmarks.studies import NAMES, Lab, parts_of, perform
 from benchmarks.studies import lab as room
 from benchmarks.studies.__main__ import main
 from benchmarks.studies.lab import Trial
@@ -147,7 +150,7 @@ def test_tables_pages_and_pictures(tmp_path):
 def test_every_document_has_parts_and_is_named_wrongly_in_one_line(capsys):
     for name in NAMES:
         title, parts = parts_of(name)
-        assert title and len(parts) >= 3 and all(f.__doc__ for f in parts)
+        assert title.endswith(".") and len(parts) >= 3 and all(f.__doc__ for f in parts)
     assert main(["nothing"]) == 2
     assert main([NAMES[0], "--parts", "nothing"]) == 2
     assert all(len(line) for line in capsys.readouterr().err.splitlines())
@@ -159,3 +162,28 @@ def test_the_command_writes_everything(tmp_path, capsys):
     assert "idle period" in capsys.readouterr().out
     assert sorted(p.name for p in Path(tmp_path / "out").iterdir()) == ["jia2020-figure4.png", "jia2020.json",
                                                                         "jia2020.md"]
+    assert main(["jia2020", "--quick", "--parts", "summary", "--output", str(tmp_path / "out")]) == 0
+    both = Study.from_json((tmp_path / "out" / "jia2020.json").read_text())
+    assert [part.key for part in both.parts] == ["figure4", "summary"] and both.parts[0].processor == processor()
+    assert "idle period" in (tmp_path / "out" / "jia2020.md").read_text()
+    assert main(["jia2020", "--quick", "--seed", "1", "--parts", "summary", "--output", str(tmp_path / "out")]) == 2
+    assert "with seed 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("cores", "quick", "timed", "refused"), [
+    (1.0, False, 2.0, True), (0.1, False, 2.0, False), (1.0, True, 2.0, False), (1.0, False, None, False)])
+def test_processes_are_not_judged_beside_other_work(monkeypatch, cores, quick, timed, refused):
+    class Others:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            self.cores = cores
+
+    def figure1(lab):
+        return Part("figure1", "", "", [Line("seconds", 1.0, processes=timed)])
+
+    monkeypatch.setattr(studies, "Foreign", Others)
+    monkeypatch.setattr(studies, "parts_of", lambda name, parts: ("", [figure1]))
+    with pytest.raises(RuntimeError, match=r"part figure1: .* 1.0 processors busy") if refused else nullcontext():
+        assert perform("jia2020", Lab(quick)).parts

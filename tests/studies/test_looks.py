@@ -13,11 +13,12 @@ def test_parts_of_an_exchange():
     slows down."""
     machine = Machine(compute="fixed(1)", update=0.25, latency=0.1, colocated=True, cores=1)
     found = exchanges(run("asp", data="quadratic", workers=1, steps=3, machine=machine))
-    assert found == pytest.approx({"gradient": 1, "update": 0.25, "push": 0, "pull": 0.25, "way": 0})
+    assert found == pytest.approx({"gradient": 1, "update": 0.25, "push": 0, "pull": 0.25, "way": 0,
+                                   "computing": 0.5})  # a machine without hosts: each node counts alone
     apart = exchanges(run("bsp", data="quadratic", workers=2, steps=3,
                           machine=machine.with_(colocated=False, speeds=(1, 0.5))))
     assert apart == pytest.approx({"gradient": 1.5, "update": 0.25, "push": (1 + 0.1 + 0.1) / 2, "pull": 0.35,
-                                   "way": 0.1})
+                                   "way": 0.1, "computing": (1 + 2 + 0.25) / (3 * 2.45)})  # on three hosts
 
 
 def test_an_update_beside_a_gradient_takes_twice_as_long_and_so_does_its_pull():

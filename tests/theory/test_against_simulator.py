@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from refsgd.algorithms import CATALOGUE
@@ -70,6 +70,8 @@ def test_fixed_times_to_the_last_digit(name, n, k, options, latency, bandwidth):
        update=st.sampled_from([None, 0.0013, 0.04]), reduction=st.sampled_from([0.0, 1e-7]),
        colocated=st.booleans(),
        speeds=st.sampled_from([(), (1.0, 2.0), (0.3,)]))
+@example(name="easgd", n=1, k=1, steps=5, latency=0.0007, bandwidth=1e5, update=0.04, reduction=0.0, colocated=False,
+         speeds=())  # its force takes longer than its iterations
 @settings(max_examples=60)
 def test_exact_means_exact(name, n, k, steps, latency, bandwidth, update, reduction, colocated, speeds):
     """Fixed times on any machine: what calls itself exact is so to the last digit, from the first
@@ -209,6 +211,16 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
 REST = sorted({*having(lambda facts: facts.formula)} - set(DEPLOY))
 LEFT = {"backup-workers", "downpour", "dssp", "gpipe", "pipedream", "zero"}  # to a simulation
 QUEUES = {"easgd", "downpour", "backup-workers", "pair-averaging"}  # not exact where messages queue
+
+
+def test_a_lone_worker_of_easgd_waits_for_its_force():
+    """Fixed times are exact; of random ones, the mean of a maximum is not known."""
+    seconds = {}
+    for compute in ("fixed(0.02)", "exponential(0.02)"):
+        p, (trace,) = catalogue_row("easgd", Machine(compute=compute, bandwidth=2e4), 1, 20, 1)
+        seconds[p["seconds"].kind] = (p["seconds"].value, trace.seconds)
+    assert seconds["exact"] == pytest.approx((5 * (0.24 + 0.24),) * 2)  # a model and a force each time
+    assert seconds["approximation"] == pytest.approx(seconds["exact"], rel=0.2)
 
 
 @pytest.mark.parametrize("name", REST)

@@ -243,8 +243,10 @@ def test_the_command_says_why(capsys, tmp_path):
     assert "discarded" in table
     half = tmp_path / "half.json"
     half.write_text(json.dumps(Machine(compute="fixed(0.02)", bandwidth=1e6, duplex="half").to_json()))
-    assert main(["predict", "adpsgd", "--machine", str(half)]) == 2
-    assert "shared by several nodes or both directions" in capsys.readouterr().err
+    assert main(["predict", "adpsgd", "--machine", str(half)]) == 0
+    assert "simulated" in capsys.readouterr().out
+    assert main(["predict", "adpsgd", "--compute", "none"]) == 2
+    assert "no formula covers adpsgd on an unpaced machine" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("steps", [40, 46, 100])

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from typing import Literal, NamedTuple
 
 from refsgd.algorithms import exchange
 from refsgd.algorithms.allreduce.mean import Collective, Peers, Reduce, by_bucket, communicate, reduction
@@ -38,19 +39,31 @@ from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy, peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives import hierarchical_allreduce, rings_allreduce, torus_allreduce
-from refsgd.effects import Array, Compute, Deployment, Mark, Program
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
+
+Session = Literal["each", "one"]
 
 
-def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int,
-         reduce: Reduce) -> Program[Array]:
+class Turn(NamedTuple):
+    """peer -> the next one: the controller's session has the gradient of the sender."""
+
+    t: int
+
+
+def peer(replica: Replica, group: Sequence[str], problem: Objective, steps: int, reduce: Reduce,
+         session: Session = "each") -> Program[Array]:
     """Gradient, all-reduce, update; returns the parameters, (d,), the same on every peer."""
     overlaps = exchange.of(problem).overlap != "none"
     whole = Peers(replica, group, problem, reduce, slice(0, replica.x.size))
     for t in range(steps):
+        if session == "one" and replica.rank:
+            yield Recv(Turn, src=group[replica.rank - 1])
         if overlaps:
             g = yield from by_bucket(group[replica.rank], replica, problem, t)
         else:
             g = yield Compute(problem.gradient, replica.x, replica.rank, t)
+            if session == "one" and replica.rank + 1 < len(group):
+                yield Send(group[replica.rank + 1], Turn(t))
             g = yield from whole.mean(g, t)
         yield from replica.apply(g, t)
         yield Mark("clock", t=t)
@@ -75,7 +88,7 @@ def seats(workers: int, hosts: Sequence[int] | None, group: int | None) -> tuple
 @declare(SUMMED, given=("hosts",), collective=True, formula="allreduce")
 def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Sequence[int] | None = None, *,
               collective: Collective = "ring", rings: int | None = None, group: int | None = None,
-              columns: int | None = None) -> Deployment:
+              columns: int | None = None, session: Session = "each") -> Deployment:
     """Deploy AR-SGD; `refsgd.theory.phenomena.collectives` has the time of each collective.
 
     Parameters
@@ -91,6 +104,9 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         the workers of a host, on a machine without hosts the larger of two factors of n.
     columns : int, optional
         Of `torus`: ranks in a row, a divisor of n; as square as possible by default.
+    session : {"each", "one"}
+        one: a controller's single session computes the peers' gradients one after the other, as in
+        TensorFlow's Distributed Allreduce (Graur 2019, section 2.5.2).
     """
     reduce = reduction(collective)
     for option, value, owner in (("rings", rings, "rings"), ("group", group, "hierarchical"),
@@ -100,6 +116,9 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         if value is not None and (not 1 <= value <= 10_000 or (owner == "torus" and workers % value)):
             raise ValueError(f"{option} {value}; expected "
                              + (f"a divisor of {workers}" if owner == "torus" else "1 to 10000"))
+    how, names = exchange.of(problem), peers(workers)
+    if session not in ("each", "one") or (session == "one" and how.overlap != "none"):
+        raise ValueError(f"session {session!r} with overlap {how.overlap}; expected each, or one without")
     if collective == "torus":
         reduce = partial(torus_allreduce, columns=columns)
     elif collective == "rings":
@@ -114,7 +133,6 @@ def allreduce(problem: Objective, workers: int, steps: int, sgd: SGD, hosts: Seq
         return communicate(names[replica.rank], [Peers(replica, names, problem, reduce, part)
                                                  for part in how.buckets(problem)])
 
-    how, names = exchange.of(problem), peers(workers)
     return deploy(problem, workers, how.receiver(sgd),
-                  lambda replica, group: peer(replica, group, problem, steps, reduce),
+                  lambda replica, group: peer(replica, group, problem, steps, reduce, session),
                   handler if how.overlap != "none" else None)

@@ -44,7 +44,7 @@ from dataclasses import replace
 from refsgd.algorithms.allreduce.allreduce import allreduce
 from refsgd.algorithms.compression import codec
 from refsgd.algorithms.exchange import Exchange, of
-from refsgd.algorithms.facts import SUMMED, declare
+from refsgd.algorithms.facts import CHOOSES, SUMMED, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
@@ -53,7 +53,7 @@ from refsgd.effects import Deployment
 @declare(SUMMED, takes=("overlap", "bucket"), codec=lambda options: f"dgc:{options['ratio']}", formula="dgc",
          because={**SUMMED.because, "compress": "it compresses already, by its own option ratio",
                   "feedback": "its residual is part of the algorithm"},
-         only_sgd="it applies momentum before it chooses entries")
+         only_sgd="it applies momentum before it chooses entries", recursion=CHOOSES)
 def dgc(problem: Objective, workers: int, steps: int, sgd: SGD, *, ratio: float = 0.01,
         masking: bool = True) -> Deployment:
     """Deploy deep gradient compression, which `refsgd.algorithms.compression` does.

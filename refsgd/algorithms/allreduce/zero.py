@@ -1,6 +1,6 @@
 """ZeRO: data-parallel peers that divide among themselves what each would otherwise hold whole.
 
-Every peer computes a gradient, but owns one n-th of the vector, its shard: it alone sums and updates that
+Every peer computes a gradient, but owns one n-th of each layer, its shard: it alone sums and updates that
 part.  Stage 1 divides the optimiser's state, 2 gradients too, 3 parameters too.  Peer i, step t::
 
     x = all-gather of the shards                  # stage 3: of one layer, before each pass through it
@@ -8,15 +8,16 @@ part.  Stage 1 divides the optimiser's state, 2 gradients too, 3 parameters too.
     g = reduce-scatter of b_i g_i, / sum_i b_i    # stages 2, 3: of a layer, as soon as it is computed
     shard, v = update(shard, v, g)                # one n-th of the parameters, of the velocity, of the sum
 
-A shard is a chunk of the ring of all-reduce SGD, whose sections in each layer are summed in the ring's order:
-all stages take the steps of ``allreduce --collective ring``, bit for bit.
+A layer's shards are chunks of its ring: the steps are those of ``allreduce --overlap backward``, whose ring
+sums each layer, bit for bit; in stage 1, or with `flat` shards, those of ``allreduce`` as it is.
 
 Quick facts
 -----------
-synchronous: yes | centralised: no | roles: n peers, each with a shard | messages: n-1 per layer and shard it
-meets | bytes: 2 (n-1)/n M out of each peer, in stage 3 3 (n-1)/n M (M = 4 d) | memory: M + M + s M/n; M +
-(1+s) M/n; (2+s) M/n and a layer, for s vectors of state | staleness: 0 | clock gap: 0 while computing |
-momentum: in shards | aggregation: mean over images | deterministic: yes
+synchronous: yes | centralised: no | roles: n peers, each with a shard | messages: n-1 out of each peer for
+each sum and each gathering of a layer, in stage 1 of the vector | bytes: 2 (n-1)/n M out of each peer, in
+stage 3 3 (n-1)/n M (M = 4 d) | memory: M + M + s M/n; M + (1+s) M/n and a layer; (2+s) M/n and a layer, for s
+vectors of state | staleness: 0 | clock gap: 0 while computing | momentum: in shards | aggregation: mean over
+images | deterministic: yes
 
 What differs from the paper
 ---------------------------
@@ -34,14 +35,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from refsgd.algorithms.exchange import passes
 from refsgd.algorithms.facts import Facts, declare
-from refsgd.algorithms.parts import Shard
 from refsgd.algorithms.pipeline.stages import Held
 from refsgd.algorithms.replica import peers
 from refsgd.algorithms.sgd import SGD, weights
@@ -51,24 +51,51 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program
 
 
 class Peer:
-    """One peer with its shard, which gathers and reduces with the others."""
+    """One peer, which owns a part of each unit of the vector, and gathers and reduces with the others."""
 
-    def __init__(self, rank: int, group: Sequence[str], problem: Any, sgd: SGD) -> None:
-        self.rank, self.group, self.problem = rank, group, problem
-        self.shards = chunks(problem.x0.size, len(group))
-        self.shard = Shard(rank, problem.x0[self.shards[rank]], sgd)
+    def __init__(self, rank: int, group: Sequence[str], problem: Any, sgd: SGD,
+                 units: Sequence[slice]) -> None:
+        self.rank, self.group, self.problem, self.sgd, self.units = rank, group, problem, sgd, units
+        self.own = [self.owned(unit, unit)[rank] for unit in units]  # one after another they are the shard
+        ends = list(accumulate((each.stop - each.start for each in self.own), initial=0))
+        self.places, self.size = [slice(a, b) for a, b in pairwise(ends)], ends[-1]
+
+    def owned(self, unit: slice, part: slice) -> list[slice]:
+        """What each peer owns of a part of a unit."""
+        shards = chunks(unit.stop - unit.start, len(self.group))
+        edges = [min(max(unit.start + each.start, part.start), part.stop) for each in shards] + [part.stop]
+        return [slice(a, b) for a, b in pairwise(edges)]
 
     def cut(self, part: slice) -> tuple[list[slice], slice]:
-        """Each shard's section of a part of the vector, by its place there; this peer's by its place here."""
-        edges = [min(max(shard.start, part.start), part.stop) for shard in self.shards] + [part.stop]
-        first = self.shards[self.rank].start
-        return ([slice(a - part.start, b - part.start) for a, b in pairwise(edges)],
-                slice(max(edges[self.rank] - first, 0), max(edges[self.rank + 1] - first, 0)))
+        """Each peer's section of a part of the vector, by its place there; this peer's by its place here."""
+        unit, own, place = next(each for each in zip(self.units, self.own, self.places, strict=True)
+                                if each[0].start <= part.start and part.stop <= each[0].stop)
+        sections, shift = self.owned(unit, part), place.start - own.start
+        mine = sections[self.rank]
+        return ([slice(each.start - part.start, each.stop - part.start) for each in sections],
+                slice(max(mine.start + shift, 0), max(mine.stop + shift, 0)))
 
-    def gather(self, part: slice) -> Program[Array]:
+    def shard(self, x: Array) -> Array:
+        """This peer's part of a model."""
+        return x[self.own[0]] if len(self.own) == 1 else np.concatenate([x[own] for own in self.own])
+
+    def held(self, shard: Array) -> Held:
+        """The parameters of a shard, by the unit that they are of."""
+        return Held(self.rank, tuple(shard[place] for place in self.places))
+
+    def gather(self, part: slice, shard: Array) -> Program[Array]:
         """The newest parameters of a part, of which each owner sends its section."""
         cut, own = self.cut(part)
-        return (yield from all_gather(self.rank, self.group, self.shard.x[own], cut))
+        return (yield from all_gather(self.rank, self.group, shard[own], cut))
+
+    def model(self, shard: Array) -> Program[Array]:
+        """The newest parameters of all units."""
+        if len(self.units) == 1:
+            return (yield from self.gather(self.units[0], shard))
+        x: Array = np.empty_like(self.problem.x0)
+        for unit in self.units:
+            x[unit] = yield from self.gather(unit, shard)
+        return x
 
     def reduce(self, part: slice, g: Array, t: int, mean: Array) -> Program[None]:
         """Write this peer's section of the mean over images of a part's gradients into the shard's mean."""
@@ -79,43 +106,57 @@ class Peer:
         g = yield from reduce_scatter(self.rank, self.group, g, cut)
         mean[own] = g / np.float32(whole)
 
+    def mark(self, shard: Array, t: int) -> Program[None]:
+        """Report update t of the shard, by the gradients of all peers, to observers."""
+        images = sum(self.problem.images(i, t) for i in range(len(self.group)))
+        yield Mark("update", part=self.rank, version=t, reads=tuple((peer, t) for peer in self.group), t=t,
+                   images=images, x=self.held(shard).x)
+
 
 def train(me: Peer, steps: int, stage: int) -> Program[Held]:
     """Sections 5 and 7; returns the shard."""
-    problem, shard, whole = me.problem, me.shard, slice(0, me.problem.x0.size)
-    x = problem.x0 if stage < 3 else None
+    problem, x = me.problem, me.problem.x0
+    shard: Any = me.shard(x)
+    state = me.sgd.start(shard)
     for t in range(steps):
-        mean = np.empty_like(shard.x)  # of all peers' gradients
+        mean = np.empty_like(problem.x0[:me.size])  # of all peers' gradients, on the shard
+        reduce = partial(me.reduce, t=t, mean=mean)
         if stage == 1:
-            yield from me.reduce(whole, (yield Compute(problem.gradient, x, me.rank, t)), t, mean)
+            yield from reduce(slice(0, x.size), (yield Compute(problem.gradient, x, me.rank, t)))
+        elif stage == 2:
+            yield from passes(problem, me.rank, t, x, reduce)
         else:
-            yield from passes(problem, me.rank, t, x, partial(me.reduce, t=t, mean=mean),
-                              me.gather if stage == 3 else None, again=stage == 3)
-        shard.x, shard.state = yield Compute(shard.sgd.step, shard.x, shard.state, mean, t, kind="update")
-        yield from shard.mark(tuple((peer, t) for peer in me.group),
-                              sum(problem.images(i, t) for i in range(len(me.group))))
+            yield from passes(problem, me.rank, t, None, reduce, partial(me.gather, shard=shard), again=True)
+        shard = shard if stage == 3 else me.shard(x)
+        shard, state = yield Compute(me.sgd.step, shard, state, mean, t, kind="update")
+        yield from me.mark(shard, t)
         if stage < 3:
             x = None  # nobody holds two models
-            x = yield from me.gather(whole)
-            shard.x = x[me.shards[me.rank]]
+            x = yield from me.model(shard)
+            shard = None  # which is a part of it
         yield Mark("clock", t=t)
-    return Held(me.rank, shard.x)
+    return me.held(shard if stage == 3 else me.shard(x))
 
 
 @declare(Facts(
     because={"": "its stage says what is exchanged and when: whole layers, as soon as they are computed"},
     layered=True, collective=True, not_lars="its shards cut through layers, and no peer knows their norms",
-    unshared="a worker has the only copy of its shard", timeless=True, holds="shards", formula="zero"))
-def zero(problem: Any, workers: int, steps: int, sgd: SGD, *, stage: int = 3) -> Deployment:
+    unshared="a worker has the only copy of its shard", timeless=True, holds="shards", formula="zero",
+    recursion="mean"))
+def zero(problem: Any, workers: int, steps: int, sgd: SGD, *, stage: int = 3,
+         flat: bool = False) -> Deployment:
     """Deploy ZeRO.
 
     Parameters
     ----------
     stage : int
         What is divided: 1, the optimiser's state; 2, gradients too; 3, parameters too.
+    flat : bool
+        Whether stages 2 and 3 divide the vector as a whole, as the paper does, and not each layer.
     """
     if stage not in (1, 2, 3):
         raise ValueError(f"stage {stage}; expected 1, 2 or 3")
     names = peers(workers)
-    return {name: Node(train(Peer(rank, names, problem, sgd), steps, stage), rank=rank)
+    units = [slice(0, problem.x0.size)] if flat or stage == 1 else problem.in_layers.parts
+    return {name: Node(train(Peer(rank, names, problem, sgd, units), steps, stage), rank=rank)
             for rank, name in enumerate(names)}

@@ -65,7 +65,8 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
     return replica.x
 
 
-@declare(REPLICAS, collective=True, timeless=True, formula="diloco")
+@declare(REPLICAS, collective=True, timeless=True, formula="diloco",
+         recursion="its outer steps have a momentum of their own, which no recursion here follows")
 def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8, outer_lr: float = 0.7,
            outer_momentum: float = 0.9) -> Deployment:
     """Deploy DiLoCo.

@@ -110,7 +110,9 @@ def server(center: Shard, workers: Sequence[str], updates: int, together: int) -
              **dict.fromkeys(("compress", "feedback"), "it exchanges parameters, which must arrive whole")},
     mean_of="its centre is moved by elastic forces, not by a mean of gradients",
     only_sgd="its update is defined with the velocity of SGD",
-    lost="its replica; the centre keeps what it was given", formula="easgd"))
+    lost="its replica; the centre keeps what it was given", formula="easgd",
+    recursion=lambda options: "elastic" if options["mode"] == "sync" else (
+        "its forces come one by one, in an order that depends on the schedule: only by running it")))
 def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
           period: int = 4, alpha: float | None = None, mode: Mode = "async") -> Deployment:
     """Deploy EASGD; with a momentum in `sgd`, EAMSGD.

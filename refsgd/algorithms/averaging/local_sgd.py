@@ -75,7 +75,7 @@ def check_period(period: int, least: int) -> None:
         raise ValueError(f"period {period}; expected a whole number of steps >= {least}")
 
 
-@declare(REPLICAS, collective=True, timeless=True, formula="local_sgd")
+@declare(REPLICAS, collective=True, timeless=True, formula="local_sgd", recursion="replicas")
 def local_sgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8) -> Deployment:
     """Deploy local SGD.
 

@@ -43,7 +43,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
-@declare(REPLICAS, collective=True, timeless=True, formula="post_local")
+@declare(REPLICAS, collective=True, timeless=True, formula="post_local", recursion="replicas")
 def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
                switch: int = 46) -> Deployment:
     """Deploy post-local SGD.

@@ -45,7 +45,7 @@ def peer(replica: Replica, problem: Objective, steps: int) -> Program[Array]:
 
 @declare(Facts(
     because={"": "it exchanges nothing"}, mean_of=ONE_WORKER, lost="its replica", timeless=True,
-    holds="alone", silent=True, formula="independent"))
+    holds="alone", silent=True, formula="independent", recursion="replicas"))
 def independent(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
     """Deploy n workers that do not communicate."""
     return deploy(problem, workers, sgd, lambda replica, names: peer(replica, problem, steps), survives=True)

@@ -40,7 +40,7 @@ def learner(problem: Objective, steps: int, sgd: SGD) -> Program[Array]:
 
 @declare(Facts(
     share="all", single=True, because={"": "it exchanges nothing"}, lost="there are no others", timeless=True,
-    holds="alone", silent=True, formula="sequential", compared=False))
+    holds="alone", silent=True, formula="sequential", compared=False, recursion="mean"))
 def sequential(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
     """Deploy the single worker; `workers` must be 1."""
     if workers != 1:

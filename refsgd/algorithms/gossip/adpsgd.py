@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from refsgd.algorithms.facts import REPLICAS, declare
+from refsgd.algorithms.facts import IN_PAIRS, REPLICAS, declare
 from refsgd.algorithms.gossip.graphs import graph_of, sides
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, peers
@@ -83,7 +83,8 @@ def respond(replica: Replica) -> Program[None]:
         yield Send(i, Answer(replica.x))
 
 
-@declare(REPLICAS, lost="its replica; a peer that asked it skips that average", formula="adpsgd")
+@declare(REPLICAS, lost="its replica; a peer that asked it skips that average", formula="adpsgd",
+         recursion=IN_PAIRS)
 def adpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = "bipartite") -> Deployment:
     """Deploy AD-PSGD.
 

@@ -41,7 +41,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from refsgd.algorithms.facts import REPLICAS, declare
+import numpy as np
+
+from refsgd.algorithms.facts import REPLICAS, Options, declare
 from refsgd.algorithms.gossip.graphs import graph_of, metropolis
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Model, Replica, deploy
@@ -94,7 +96,13 @@ def adapt_then_combine(replica: Replica, names: Sequence[str], weights: Mapping[
     return replica.x
 
 
-@declare(REPLICAS, timeless=True, formula="dpsgd")
+def mixing(workers: int, options: Options) -> float:
+    """The least eigenvalue of W, to which `combine_then_adapt` adds the gradient's: W - rate a."""
+    W = metropolis(graph_of(options["graph"], workers))
+    return float(np.linalg.eigvalsh(W)[0]) if options["order"] == "cta" else 1.0
+
+
+@declare(REPLICAS, timeless=True, formula="dpsgd", recursion="replicas", mixing=mixing)
 def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str = "ring",
           order: Order = "cta") -> Deployment:
     """Deploy D-PSGD with Metropolis weights, 1/(deg + 1) for each of the neighbourhood on a regular graph.

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.facts import REPLICAS, declare
+from refsgd.algorithms.facts import IN_PAIRS, REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, peers
 from refsgd.algorithms.sgd import SGD
@@ -98,7 +98,7 @@ def listen(replica: Weighted) -> Program[None]:
 
 
 @declare(REPLICAS, lost="its replica and weight, and what is sent to it later", formula="gosgd",
-         compared=False)
+         recursion=IN_PAIRS, compared=False)
 def gosgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, p: float = 0.1) -> Deployment:
     """Deploy GoSGD.
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from refsgd.algorithms.facts import REPLICAS, declare
+from refsgd.algorithms.facts import IN_PAIRS, REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Model, Replica, deploy
 from refsgd.algorithms.sgd import SGD
@@ -72,7 +72,7 @@ def respond(replica: Replica) -> Program[None]:
 
 
 @declare(REPLICAS, lost="its replica; a peer that asked it skips that average", formula="pair_averaging",
-         compared=False)
+         recursion=IN_PAIRS, compared=False)
 def pair_averaging(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
     """Deploy pair averaging."""
     def main(replica: Replica, names: Sequence[str]) -> Program[Array]:

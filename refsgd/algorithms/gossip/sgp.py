@@ -81,7 +81,9 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
     return replica.x / weight
 
 
-@declare(REPLICAS, timeless=True, formula="sgp")
+@declare(REPLICAS, timeless=True, formula="sgp",
+         recursion=lambda options: "the weights of peers differ, so that their mean is not that of gradients"
+         if options["graph"] in ("star", "bipartite") else "replicas")
 def sgp(problem: Objective, workers: int, steps: int, sgd: SGD, *,
         graph: str = "one-peer-exponential") -> Deployment:
     """Deploy SGP.

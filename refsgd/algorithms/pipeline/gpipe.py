@@ -103,7 +103,7 @@ def train(me: Worker, steps: int, micro: int, passes: Passes) -> Program[Held]:
     return me.held
 
 
-@declare(STAGES, formula="gpipe")
+@declare(STAGES, formula="gpipe", recursion="mean")
 def gpipe(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int | None = None,
           micro: int = 4, cut: str = "balance", passes: Passes = "fill-drain", chunks: int = 1,
           collective: Collective = "ring") -> Deployment:

@@ -66,7 +66,8 @@ def train(me: Worker, batches: int, vertical: bool) -> Program[Held]:
     return me.held
 
 
-@declare(STAGES, holds="stashed stages", formula="pipedream")
+@declare(STAGES, holds="stashed stages", formula="pipedream",
+         recursion="each stage has gradients of a staleness of its own: only by running it")
 def pipedream(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int | None = None,
               cut: str = "balance", vertical: bool = False, collective: Collective = "ring") -> Deployment:
     """Deploy PipeDream: each node has a stage.

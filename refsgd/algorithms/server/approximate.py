@@ -40,7 +40,7 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.facts import Facts, Options, declare
+from refsgd.algorithms.facts import CHOOSES, Facts, Options, declare
 from refsgd.algorithms.parts import Model, Objective, Push, names, worker
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.server.mirrors import Barrier, Copy, Mirror, Significant, Taken
@@ -115,7 +115,7 @@ def needs(options: Options, workers: int) -> dict[str, str]:
 @declare(Facts(
     ("servers", "groups"), needs=needs, because={"": "its servers choose the significant entries themselves"},
     mean_of="the updates of its data centres are added, which already multiplies the rate",
-    lost="the gradient that it was computing", copies=True, formula="approximate"))
+    lost="the gradient that it was computing", copies=True, formula="approximate", recursion=CHOOSES))
 def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                 groups: Sequence[int] | None = None, *, centers: int | None = None, threshold: float = 0.01,
                 local: Inside = "bsp", staleness: float = 3, barrier: float = 4, ahead: float = 10,

@@ -46,7 +46,7 @@ def server(shard: Shard, pushes: int) -> Program[Array]:
     return shard.x
 
 
-@declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="asp", gate=never)
+@declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="asp", gate=never, recursion="pushes")
 def asp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
         rotated: bool = False) -> Deployment:
     """Deploy ASP."""

@@ -81,7 +81,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, needed: int) -> Pro
 @declare(Facts(
     because={"": "its server drops whole gradients; with several parts each would drop others"},
     mean_of=lambda workers, options: max(1, workers - options["backups"]), holds="pushed",
-    collects=True, formula="backup_workers",
+    collects=True, formula="backup_workers", recursion="mean",
     lost="nothing, up to `backups` deaths; one more blocks the server, and the run ends"))
 def backup_workers(problem: Objective, workers: int, steps: int, sgd: SGD, *, backups: int = 1) -> Deployment:
     """Deploy synchronous SGD with backup workers.

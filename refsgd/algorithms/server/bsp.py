@@ -68,7 +68,9 @@ def mean_of(workers: int, options: Options) -> int:
     return workers
 
 
-@declare(SERVED, mean_of=mean_of, lost=Facts.lost, timeless=True, collects=True, formula="bsp")
+@declare(SERVED, mean_of=mean_of, lost=Facts.lost, timeless=True, collects=True, formula="bsp",
+         recursion=lambda options: "mean" if options["aggregation"] == "mean" else (
+             "the sum of n gradients is their mean at n times the rate: aggregation mean"))
 def bsp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
         aggregation: Aggregation = "mean") -> Deployment:
     """Deploy BSP.

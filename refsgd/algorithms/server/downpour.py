@@ -9,9 +9,8 @@ Quick facts
 synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K / push_every pushes and K / fetch_every requests up, K / fetch_every down | bytes per worker and
 iteration: M / push_every up, M / fetch_every down | staleness: unbounded; mean (n - 1)(f + 1)/2 + (f - 1)/2
-updates if push_every = 1, f = fetch_every and messages take no time | clock gap: unbounded | momentum: at
-the server | aggregation: sum of a window's gradients, each push applied alone | deterministic: given the
-order of arrival
+updates if push_every = 1, f = fetch_every and messages are free | clock gap: unbounded | momentum: at the
+server | aggregation: sum of a window's gradients, each push alone | deterministic: given the order of arrival
 
 A replica of the model may be divided itself, into K stages on as many nodes (section 4.1): each stage
 accumulates, pushes and fetches its own parameters, at servers that hold only them, so that the stages of a
@@ -127,9 +126,10 @@ def facts(options: Options) -> Facts:
         SERVED, updates=updates, mean_of=ONE_WORKER, holds="replica", formula="downpour",
         because={**SERVED.because, "overlap both": "its workers do not wait for the answer to a push"},
         only_sgd="its workers take local steps along the plain gradient, for which it has adagrad",
-        lost="up to `push_every` accrued gradients")
+        lost="up to `push_every` accrued gradients", recursion="waits" if [options[o] for o in (
+            "push_every", "fetch_every", "adagrad")] == [1, 1, False] else "only by running it")
     return whole if options["stages"] == 1 else replace(
-        whole, share="replica", holds="stages", unshared=PART, takes=(),
+        whole, share="replica", holds="stages", unshared=PART, takes=(), recursion=PART,
         because={"": "each of its stages sends the gradient of its layers whole"})
 
 

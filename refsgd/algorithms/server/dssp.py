@@ -95,7 +95,7 @@ def extra(now: int, interval: int, slow: int, slow_interval: int, most: int) -> 
 @declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="dssp",
          lost="the gradient that it was computing; the bound then counts the living workers",
          gate=lambda options: (options["lower"], options["upper"]),
-         tight=({"lower": 0, "upper": 1}, {"lower": 1, "upper": 1}))
+         tight=({"lower": 0, "upper": 1}, {"lower": 1, "upper": 1}), recursion="waits")
 def dssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
          rotated: bool = False, *, lower: int = 3, upper: int = 15) -> Deployment:
     """Deploy DSSP.

@@ -87,7 +87,8 @@ def server(shard: Shard, workers: Sequence[str], steps: int, staleness: float) -
 
 @declare(SERVED, formula="ssp",
          only_sgd="it revises earlier updates, which is possible only if they are sums of gradients",
-         lost="the gradient that it was computing; clocks still open average fewer gradients")
+         lost="the gradient that it was computing; clocks still open average fewer gradients",
+         recursion="it revises earlier updates, which no recursion here follows")
 def dynsgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
            rotated: bool = False, *, staleness: float = 3) -> Deployment:
     """Deploy DYNSGD.

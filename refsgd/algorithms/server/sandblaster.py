@@ -93,6 +93,7 @@ def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]], rat
     only_sgd="L-BFGS computes a direction of its own",
     unscheduled="its line search sets the length of each step, and the rate only that of the first",
     lost="nothing: others compute its portions", timeless=True, compared=False,
+    recursion="its steps are those of L-BFGS, which are not linear",
     no_formula="how many evaluations a line search takes, and how many portions are computed twice, depends "
                "on the data and on chance"))
 def sandblaster(problem: Any, workers: int, steps: int, sgd: SGD, servers: int = 1, *,

@@ -78,7 +78,7 @@ def updates(workers: int, steps: int, options: Options) -> int:
     return -(-workers * steps // mean_of(workers, options))
 
 
-@declare(SERVED, updates=updates, mean_of=mean_of, collects=True, formula="softsync",
+@declare(SERVED, updates=updates, mean_of=mean_of, collects=True, formula="softsync", recursion="pushes",
          lost="its gradient; at the end also those of a step that lacks gradients")
 def softsync(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
              rotated: bool = False, *, splitting: int = 1) -> Deployment:

@@ -121,13 +121,14 @@ def row_server(shard: Shard, workers: Sequence[str], steps: int, eager: bool) ->
 
 def facts(options: Options) -> Facts:
     """The facts for a server that answers each push, or for workers that read through a cache."""
-    alike = replace(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="ssp",
+    alike = replace(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="ssp", recursion="waits",
                     lost=f"{SERVED.lost}; the bound then counts the living workers",
                     gate=lambda options: (options["staleness"], options["staleness"]),
                     tight=({"staleness": 0}, {"staleness": 1}))
     return alike if options["refresh"] == "fresh" else replace(
-        alike, only_sgd="its caches make their own steps along the plain gradient; refresh fresh has no "
-                        "caches",
+        alike, recursion="its workers add their own updates to what they read, which no recursion follows",
+        only_sgd="its caches make their own steps along the plain gradient; refresh fresh has no "
+                 "caches",
         because={**alike.because,
                  "overlap both": "its caches do not wait for the answer to a push; refresh fresh does"})
 

@@ -71,7 +71,8 @@ def server(shard: Shard, workers: Sequence[str], pushes: int, size: int, rule: R
     return (yield from softsync.server(shard, workers, pushes, size, update, rule))
 
 
-@declare(SERVED, updates=softsync.updates, mean_of=softsync.mean_of, collects=True, formula="staleness_aware")
+@declare(SERVED, updates=softsync.updates, mean_of=softsync.mean_of, collects=True, formula="staleness_aware",
+         recursion="the rate of each gradient depends on its staleness, which no recursion here follows")
 def staleness_aware(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                     rotated: bool = False, *, splitting: int | None = None,
                     rule: Rule = "zhang") -> Deployment:

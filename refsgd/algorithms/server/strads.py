@@ -124,6 +124,7 @@ def needs(options: Options, workers: int) -> dict[str, str]:
     because={"": "its scheduler says which blocks are exchanged, and each block is sent whole"},
     only_sgd="it updates some blocks at a time, but the averages of a rule would count every update",
     timeless=True, needs=needs, minimises=True,
+    recursion="it updates some blocks at a time, which no recursion here follows",
     no_formula="how many blocks are scheduled together depends on the data and on chance"))
 def strads(problem: Any, workers: int, steps: int, sgd: SGD, *, policy: Policy = "fixed",
            blocks: int | None = None, width: int | None = None, rho: float = 0.5,

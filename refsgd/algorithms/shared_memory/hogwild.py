@@ -60,7 +60,8 @@ def worker(rank: int, shared: Cell, problem: Objective, steps: int, sgd: SGD, at
 @declare(Facts(
     because={"": "it shares memory and sends nothing"}, silent=True, mean_of=ONE_WORKER,
     only_sgd="its workers share only the parameters, and no node keeps the state of a rule",
-    lost="what it has not added yet", formula="hogwild", gate=never))
+    lost="what it has not added yet", formula="hogwild", gate=never,
+    recursion="a read may mix parts of several versions: only by running it"))
 def hogwild(problem: Objective, workers: int, steps: int, sgd: SGD, *, atomic: bool = True,
             parts: int = 8) -> Deployment:
     """Deploy Hogwild!.

@@ -14,16 +14,6 @@ from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Receive
 from refsgd.trace.diagram import words
 from refsgd.trace.waiting import UNANSWERED, Program, Wait, waits
 
-#: causes of waiting, explained
-WHY = {
-    "transfer": "a message is on the wire",
-    "queueing": "behind other messages or updates, at a link or the server",
-    "straggling": "for a slower worker",
-    "slack": "the answer is held back to keep the bound",
-    "partner": "the peer is busy",
-    "update": "the update with its own gradient is being computed",
-    "codec": "its own gradient is being encoded or decoded",
-}
 ALL = [*CAUSES, UNANSWERED]
 
 
@@ -79,7 +69,7 @@ class Tape:
             "events": [[self.number[e.node, e.program], kind_of(e), _said(e)] for e in self.events],
             "places": self.states.places, "note": self.states.note,
             "computing": self._computing(), "waiting": self._waiting(pieces), "blocks": self._blocks(pieces),
-            "messages": self._messages(), "causes": ALL, "why": WHY, **self._ages(),
+            "messages": self._messages(), "causes": ALL, "why": CAUSES, **self._ages(),
             **self._counts(), "stops": self._stops(), "base": self._base(pieces),
         }
 
@@ -164,7 +154,7 @@ class Tape:
         spent: dict[str, float] = defaultdict(float)
         for w in pieces:
             spent[w.cause] += w.end - w.start
-        causes = [f"{self._clock(seconds)} {cause} ({WHY[cause]})"
+        causes = [f"{self._clock(seconds)} {cause} ({CAUSES[cause]})"
                   for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
                   if seconds > 1e-3 * (e.time - e.since)]
         return f"until {self._clock(e.time)}" + ("; of the whole wait " + ", ".join(causes) if causes else "")

@@ -13,9 +13,11 @@ Examples
 """
 
 from refsgd.display.plots.colors import CAUSE_COLORS, COLORS, WORK_COLOR, color_of
-from refsgd.display.plots.figures import comparison, run, save, sweep_figure
+from refsgd.display.plots.figures import approach_figure, comparison, run, save, sweep_figure
 from refsgd.display.plots.layers import layers
 from refsgd.display.plots.machines import machine_figure
+from refsgd.display.plots.races import race_bars, race_curves, race_figure
+from refsgd.display.plots.resources import resources, resources_figure
 from refsgd.display.plots.runs import (
     accuracy_against_time,
     accuracy_against_updates,
@@ -23,7 +25,6 @@ from refsgd.display.plots.runs import (
     iteration_times,
     predicted_against_measured,
     replica_spread,
-    resources,
     staleness_histogram,
     sweep,
     throughput_against_workers,
@@ -31,9 +32,10 @@ from refsgd.display.plots.runs import (
 from refsgd.display.plots.traces import causes_key, causes_of, communication, staleness_over_time, timeline
 
 __all__ = [
-    "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates", "causes_key",
-    "causes_of", "color_of", "communication",
+    "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates",
+    "approach_figure", "causes_key", "causes_of", "color_of", "communication",
     "comparison", "idle_by_cause", "iteration_times", "layers", "machine_figure",
-    "predicted_against_measured", "replica_spread", "resources", "run", "save", "staleness_histogram",
+    "predicted_against_measured", "race_bars", "race_curves", "race_figure",
+    "replica_spread", "resources", "resources_figure", "run", "save", "staleness_histogram",
     "staleness_over_time", "sweep", "sweep_figure", "throughput_against_workers", "timeline",
 ]

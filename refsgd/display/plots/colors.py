@@ -1,8 +1,10 @@
-"""Colours and axes that all plots share."""
+"""Colours, axes and figures that all plots share."""
 
 from __future__ import annotations
 
+import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.trace import Computed
@@ -14,11 +16,11 @@ COLORS = dict(zip(COMPARED, PALETTE, strict=True))  #: of the algorithms that ar
 #: Tol's muted palette, for the others; lines of the same colour differ in style
 MORE = ("#332288", "#999933", "#882255", "#44AA99", "#8C6D31", "#AA4499", "#117733", "#CC6677", "#637939")
 CAUSE_COLORS = {"transfer": SKY, "queueing": ORANGE, "straggling": VERMILION, "slack": GREEN, "partner": PINK,
-                "update": "#999999", "codec": "#F0E442"}
+                "update": "#999999", "codec": "#F0E442", "overhead": PURPLE}
 WORK_COLOR = BLUE
 FORWARD_COLOR = "#004B75"  #: the forward pass of a gradient that is computed layer by layer
 LINES = ("-", "--", "-.", ":")
-MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "replay": "D"}
+MARKERS = {"simulator": "o", "processes": "s", "tcp": "^", "mpi": "v", "torch": "<", "replay": "D"}
 
 
 def color_of(algorithm: str) -> str:
@@ -55,3 +57,9 @@ def with_labels(ax: Axes, x: str, y: str, grid: bool = True) -> Axes:
     if ax.get_legend_handles_labels()[0]:
         ax.legend(fontsize="small")
     return ax
+
+
+def figure_of(width: float, height: float) -> Figure:
+    """An empty figure in the style of all."""
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        return Figure(figsize=(width, height), layout="constrained")

@@ -7,7 +7,6 @@ from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,20 +14,21 @@ from matplotlib.lines import Line2D
 
 from refsgd.cluster.units import counted
 from refsgd.display.plots import runs
+from refsgd.display.plots.colors import color_of, figure_of, with_labels
+from refsgd.display.plots.resources import What, resources
 from refsgd.display.plots.traces import by_host, causes_key, causes_of, timeline
 from refsgd.trace.waiting import waits
 
 if TYPE_CHECKING:  # these import this package
     from refsgd.experiment.compare import Comparison
+    from refsgd.experiment.convergence import Approach
     from refsgd.experiment.result import Result
     from refsgd.experiment.sweep import Sweep
 
+#: the panels of a run that was watched
+WATCHED: dict[What, str] = {"processor": "Processors", "growth": "Memory; dotted: predicted",
+                            "messages": "Messages", "sent": "Bytes sent", "received": "Bytes received"}
 WIDE = 110  #: characters that fit on a line above the panels
-
-
-def _figure(width: float, height: float) -> Figure:
-    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
-        return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -58,16 +58,16 @@ def _timelines(results: Mapping[str, Result], ax: Axes, iterations: int, links: 
                        for row, label in zip(ax.get_yticks(), ax.get_yticklabels(), strict=True)})
         lane = max(labels) + 2
     ax.set_yticks(list(labels), list(labels.values()))
-    _titled(ax, f"{'Iterations around a slack wait' if start else 'The first iterations'}: "
+    titled(ax, f"{'Iterations around a slack wait' if start else 'The first iterations'}: "
                 f"{', '.join(traces)}")
     return drawn
 
 
-def _titled(ax: Axes, title: str) -> None:
-    """Set a panel's title and remove its legend, which stands below all panels."""
+def titled(ax: Axes, title: str, legend: bool = False) -> None:
+    """Set a panel's title and remove its legend, unless it stays: others stand below all panels."""
     ax.set_title(title, loc="left")
-    if legend := ax.get_legend():
-        legend.remove()
+    if not legend and (found := ax.get_legend()):
+        found.remove()
 
 
 def _key(figure: Figure, results: Mapping[str, Result], timelines: Collection[str]) -> None:
@@ -89,11 +89,11 @@ def comparison(found: Comparison) -> Figure:
     chosen = dict(list(parallel.items())[:3])
     lanes = sum(min(len(r.trace.nodes), 12) + 1 for r in chosen.values() if r.trace is not None)
     heights = [0.6 + 0.26 * max(len(results), 4), 0.5 + 0.17 * max(lanes, 6)]
-    figure = _figure(8, sum(heights) + 1.5)
+    figure = figure_of(8, sum(heights) + 1.5)
     grid = figure.add_gridspec(2, 2, height_ratios=heights)
     idle, times, below = (figure.add_subplot(grid[at]) for at in ((0, 0), (0, 1), (1, slice(None))))
-    _titled(runs.idle_by_cause(results, idle), "Workers wait: how long, and why")
-    _titled(runs.iteration_times(results, times), "What an iteration takes")
+    titled(runs.idle_by_cause(results, idle), "Workers wait: how long, and why")
+    titled(runs.iteration_times(results, times), "What an iteration takes")
     causes = _timelines(chosen, below, 4)
     where = "Simulated" if found.runtime == "simulator" else "Measured on OS processes"
     figure.suptitle(fill(f"{where}: {found.machine}", WIDE), fontsize=9)
@@ -104,29 +104,50 @@ def comparison(found: Comparison) -> Figure:
 def run(result: Result) -> Figure:
     """Accuracy, waiting, staleness and the first iterations of one result."""
     watched = "resources" in result.measured
-    figure = _figure(9, 9.4 if watched else 6.6)
-    grid = figure.add_gridspec(3 if watched else 2, 3)
+    figure = figure_of(9, 11.6 if watched else 6.6)
+    grid = figure.add_gridspec(4 if watched else 2, 3)
     results = {result.algorithm: result}
     learning, idle, ages, below = (figure.add_subplot(grid[at])
                                    for at in ((0, 0), (0, 1), (0, 2), (1, slice(None))))
-    _titled(runs.accuracy_against_time(results, learning), "Learning")
-    _titled(runs.idle_by_cause(results, idle), "Why workers wait")
-    _titled(runs.staleness_histogram(results, ages), "Age of the gradients")
+    titled(runs.accuracy_against_time(results, learning), "Learning")
+    titled(runs.idle_by_cause(results, idle), "Why workers wait")
+    titled(runs.staleness_histogram(results, ages), "Age of the gradients")
     causes = _timelines(results, below, 8, links=12)
     if (crowded := 0.17 * (below.get_ylim()[0] - 15)) > 0:  # many rows of links
         figure.set_figheight(figure.get_figheight() + crowded)
-        grid.set_height_ratios([3.2, 3.2 + crowded, 2.8][:grid.nrows])
+        grid.set_height_ratios([3.2, 3.2 + crowded, 2.5, 2.5][:grid.nrows])
     figure.suptitle(fill(f"{runs.label_of(result)}: {counted(result.workers, 'worker')}, "
                          f"{result.runtime}; {result.machine}", WIDE), fontsize=10)
     _key(figure, results, causes)
     if watched:
-        runs.resources(result, figure.add_subplot(grid[2, :2])).set_title("Processors", loc="left")
-        runs.resources(result, figure.add_subplot(grid[2, 2]), "memory").set_title("Memory", loc="left")
+        panels = [figure.add_subplot(grid[2 + k // 3, k % 3]) for k in range(len(WATCHED) + 1)]
+        for (what, title), ax in zip(WATCHED.items(), panels):
+            titled(resources(result, ax, what), title)
+        panels[-1].set_axis_off()
+        lines, names = max((ax.get_legend_handles_labels() for ax in panels), key=lambda found: len(found[0]))
+        panels[-1].legend(lines, names, loc="center", ncols=1 + len(names) // 9, frameon=False)
+    return figure
+
+
+def approach_figure(found: Approach, result: Result) -> Figure:
+    """Expected loss on a quadratic as a line and a simulated run as points, against updates and seconds."""
+    figure, updates, times = figure_of(9, 4), result.measured["updates"], result.history
+    marked, expected = updates / max(1, times[-1][1]), found.expected(int(updates))
+    for ax, scale, label, points in zip(
+            figure.subplots(1, 2, sharey=True), (1.0, found.pace), ("updates", "seconds"),
+            ([marked * row[1] for row in times], [row[0] for row in times])):
+        ax.plot(points, [row[3] for row in times], "o", markersize=3, label="simulated run",
+                color=color_of(result.algorithm))
+        if expected and scale:
+            ax.plot([scale * k for k in range(len(expected))], expected, color="black", label="expected")
+        ax.axhline(found.target, color="#999999", linestyle=":", label="target")
+        ax.set_yscale("log")
+        with_labels(ax, label, "loss" if label == "updates" else "")
     return figure
 
 
 def sweep_figure(found: Sweep) -> Figure:
     """A figure with the single panel `refsgd.display.plots.sweep`."""
-    figure = _figure(7, 4.5)
+    figure = figure_of(7, 4.5)
     runs.sweep(found, figure.add_subplot())
     return figure

@@ -6,15 +6,18 @@ A mapping of results maps the name in the legend to the `refsgd.experiment.resul
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.transforms import ScaledTranslation
 
 from refsgd.cluster.prices import mean_gradient
 from refsgd.display.plots.colors import CAUSE_COLORS, LINES, MARKERS, axes_or_current, color_of, with_labels
 from refsgd.trace import CAUSES
 from refsgd.trace.metrics import METRICS
+
+BELOW = 36  #: points from an axis to a legend below its label
 
 if TYPE_CHECKING:  # these import this package
     from refsgd.experiment.result import Result
@@ -59,8 +62,10 @@ def idle_by_cause(results: Mapping[str, Result], ax: Axes | None = None) -> Axes
         left = [a + b for a, b in zip(left, shares)]
     _bars_of(results, ax, left, "idle_ratio", 100.0, "{:.0f} %")
     ax.set_xlabel(f"{METRICS['idle_ratio'].label}, %")
-    if ax.get_legend_handles_labels()[0]:  # below the bars, which it would cover
-        ax.legend(fontsize="small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
+    if ax.get_legend_handles_labels()[0]:  # below the bars, which it would cover; axes differ in height
+        below = ScaledTranslation(0, -BELOW / 72, ax.figure.dpi_scale_trans)
+        ax.legend(fontsize="small", ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0), frameon=False,
+                  bbox_transform=ax.transAxes + below)
     return ax
 
 
@@ -152,12 +157,13 @@ def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = 
     known = [name for name, metric in METRICS.items() if metric.of and metric.predicted and not metric.by]
     if figure not in known:
         raise ValueError(f"metric {figure!r}; expected one of {', '.join(known)}")
-    ax, seen = axes_or_current(ax), []
+    ax, seen, metric = axes_or_current(ax), [], METRICS[figure]
     for name, result in results.items():
         value = _predicted(result, figure)
         if value is None:
             continue
-        measured, color = result.measured[figure], color_of(result.algorithm)
+        color = color_of(result.algorithm)
+        value, measured = metric.scale * value, metric.scale * result.measured[figure]
         seen += [value, measured]
         hollow = result.predicted[figure]["kind"] == "bound"
         ax.plot([value], [measured], MARKERS.get(result.runtime, "o"), color=color, label=name, markersize=6,
@@ -165,7 +171,7 @@ def predicted_against_measured(results: Mapping[str, Result], ax: Axes | None = 
     if seen:
         ends = [min(seen) * 0.95, max(seen) * 1.05]
         ax.plot(ends, ends, color="#BBBBBB", linewidth=1, zorder=0)
-    label = METRICS[figure].label
+    label = " ".join(metric.head.split()) if metric.scale != 1 else metric.label
     return with_labels(ax, f"{label}, predicted", f"{label}, run")
 
 
@@ -185,19 +191,3 @@ def sweep(found: Sweep, ax: Axes | None = None) -> Axes:
     if found.values[0] > 0 and found.values[-1] / found.values[0] > 50:
         ax.set_xscale("log")
     return with_labels(ax, found.quantity, f"{METRICS[found.metric].label}, {found.unit}")
-
-
-def resources(result: Result, ax: Axes | None = None,
-              what: Literal["processor", "memory", "written"] = "processor") -> Axes:
-    """Resource use of each process against the seconds of the timeline."""
-    ax = axes_or_current(ax)
-    if "resources" not in result.measured:
-        raise ValueError("the run was not watched; expected one with monitor=True (--monitor)")
-    column, scale, label = {"processor": (1, 1.0, "cores"), "memory": (2, 1e-6, "resident memory, MB"),
-                            "written": (4, 1e-6, "written, MB")}[what]
-    for i, (node, used) in enumerate(result.measured["resources"].items()):
-        ax.plot([s[0] for s in used["samples"]], [scale * s[column] for s in used["samples"]], LINES[i % 4],
-                label=node, lw=1)
-    ax.set(xlabel="seconds", ylabel=label)
-    ax.legend(fontsize="small", ncols=2)
-    return ax

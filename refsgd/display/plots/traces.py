@@ -153,7 +153,7 @@ def causes_of(trace: Trace, start: float = 0.0, end: float | None = None,
 
 def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
     """Legend entries for the colours of a timeline."""
-    works = ("update", "codec")
+    works = ("update", "codec", "overhead")
     waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c in works else f"waits: {c}") for c in CAUSES
                  if c in causes]
     return [Patch(color=WORK_COLOR, label="computing"), *waits_for]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from refsgd.cluster import placement, prices, units
 from refsgd.cluster.devices import written
@@ -15,16 +16,20 @@ from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import load_machine
 from refsgd.experiment.advice.budget import Budget
 from refsgd.experiment.advice.candidates import CANDIDATES, KINDS, ONE, Candidate, Kind, divided
+from refsgd.experiment.advice.passes import by_target, quickest, with_passes
 from refsgd.experiment.advice.strategies import Case, Question, Strategy, strategy
 from refsgd.experiment.arguments import Usage, check_speeds, check_whole
+from refsgd.experiment.race.entries import Race
 from refsgd.problems.data import apportion
+from refsgd.theory.prediction import Figures, Prediction
 from refsgd.trace.schema import json_text
 
-BUDGET = 150_000  #: simulated events, some seconds
+BUDGET = 100_000  #: simulated events, some seconds
 GAIN = 1.02  #: the factor by which another strategy must be faster to be preferred; below, formulas tie
 UNKNOWN = (
-    "how many passes a strategy needs to reach an accuracy, and at which learning rate: no formula exists; "
-    "runs and studies measure it on small nets",
+    "how many passes a strategy needs to reach an accuracy, and at which learning rate: no formula exists, "
+    "and below an advantage of a half, seconds of a pass do not order strategies of different kinds; "
+    "--race digits adds the passes of a small net (docs/howto/race)",
     "congestion, lost packets, failing nodes: links are assumed to serve at full rate (for failures see "
     "`refsgd run --fault`)")
 
@@ -41,6 +46,7 @@ class Advice:
     tries: tuple[Strategy, ...]  #: the recommendation, the baseline and variants, the fastest of each kind
     recommendation: str  #: what to start with, and the gain and risk of another kind; "" if nothing fits
     unknown: tuple[str, ...]
+    checkpoints: Prediction | None = None  #: what failures leave of the time, if they are asked for
 
     def to_json(self) -> str:
         """As JSON, format 2."""
@@ -48,7 +54,8 @@ class Advice:
                            "recommendation": self.recommendation,
                            "baseline": self.baseline.name if self.baseline else None,
                            "strategies": [s.to_json() for s in self.strategies],
-                           "unknown": self.unknown, "tries": [s.name for s in self.tries]})
+                           "unknown": self.unknown, "tries": [s.name for s in self.tries],
+                           "checkpoints": self.checkpoints and self.checkpoints.to_json()})
 
 
 def advise(machine: Machine, *, parameters: int, workers: int | None = None, batch: int = 32,
@@ -56,12 +63,16 @@ def advise(machine: Machine, *, parameters: int, workers: int | None = None, bat
            memory_limit: float | None = None, staleness_limit: float | None = None,
            candidates: Sequence[Candidate] = CANDIDATES, overlap: bool = True, name: str = "",
            work: float = 0.0, net: str = "", optimiser: str = "sgd", momentum: float = 0.0,
-           budget: int = BUDGET) -> Advice:
+           mixed: bool = False, budget: int = BUDGET, race: Race | None = None,
+           swap: float | None = None) -> Advice:
     """Compare strategies for a model on a cluster by the predicted time of a pass over the data.
 
-    `work` counts the operations of an image's gradient, which devices price; `net` names the model, whose
-    layers say what may `overlap`; `name` is the preset or file of a machine that commands refer to; `budget`
-    is the number of events of simulated runs.
+    `work` counts the operations of an image's gradient, which devices price; `net` names the model, such as
+    ``shapes:resnet50@224``, whose layers say what may `overlap`; `name` is the preset or file of a machine
+    that commands refer to; with `mixed` precision workers hold 2 bytes a number and a copy of the parameters
+    in 4; `budget` is the number of events of simulated runs; `race` has passes that make
+    kinds comparable; with `swap` bytes a second what exceeds `memory_limit` slows a strategy, in place of
+    rejecting it.
 
     >>> found = advise(Machine(compute="fixed(0.2)", bandwidth=1.25e9), parameters=25_557_032, workers=8)
     >>> found.baseline.name
@@ -75,21 +86,21 @@ def advise(machine: Machine, *, parameters: int, workers: int | None = None, bat
     check_speeds(machine, workers)
     _check(machine, work, memory_limit, staleness_limit)
     question = Question(
-        f"shapes:{net or parameters}", parameters, images, servers, work, activations,
+        net or f"shapes:{parameters}", parameters, images, servers, work, activations,
         {key: value for key, value, default in (("optimiser", optimiser, "sgd"), ("momentum", momentum, 0.0))
-         if value != default}, (name, load_machine(name) if name else Machine()), memory_limit,
-        staleness_limit)
+         if value != default}, mixed, (name, load_machine(name) if name else Machine()), memory_limit,
+        staleness_limit, race, swap)
     plain, *others = _cases(machine, [batch] * workers, question)
     known = [c for c in candidates if "overlap" not in c.options or (overlap and net)]
     made, late = _judged([(c, plain) for c in known], question, budget * 3 // (5 if others else 3))
     fits = [s for s in made if not s.rejected]
-    split = not fits and memory_limit is not None and bool(net)
-    if split:
-        made += _judged([(c, plain) for c in divided(workers, batch)], question, budget)[0]
-        fits = [s for s in made if not s.rejected]
+    none = not fits
+    if memory_limit is not None and net and any(s.needs > memory_limit for s in made):
+        more, left_out = _judged([(c, plain) for c in divided(workers, batch)], question,
+                                 budget // 2)
+        made, late, fits = made + more, late + left_out, fits + [s for s in more if not s.rejected]
     if not made:
-        raise Usage(f"no strategy on {machine} can be simulated with {budget} events; expected a larger "
-                    "--budget")
+        raise Usage(f"{machine}: no strategy can be simulated with {budget} events; expected more: --budget")
     base = next((_fastest(some) for kind in KINDS for some in (
         [s for s in fits if s.kind is kind and s.candidate.pytorch],
         [s for s in fits if s.kind is kind]) if some), None)
@@ -104,17 +115,21 @@ def advise(machine: Machine, *, parameters: int, workers: int | None = None, bat
         best |= {s.name: s for s in fits if s.variant and s.candidate == base.candidate}
     if base and (start := _recommended(fits, base)):
         best[start.name] = start
-    said = "No node can hold the whole model and its batch, so the model is divided. " if split else ""
+    best |= {s.name: s for s in quickest(fits)[:1]}
+    said = "No node can hold the whole model and its batch, so the model is divided. " * bool(none and fits)
     return Advice(
         plain.machine,
         tuple(sorted(made, key=lambda s: (bool(s.rejected), KINDS.index(s.kind), s.seconds))), base,
         tuple(sorted(best.values(), key=lambda s: (KINDS.index(s.kind), bool(s.variant), s.seconds))),
-        said + _recommendation(fits, base) if base else "",
-        (*UNKNOWN, *_unknown(bool(net and overlap), late, budget)))
+        said + _recommendation(fits, base) + (f" {by_target(fits, race)}" if race else "") if base else "",
+        (*UNKNOWN[race is not None:], *_unknown(machine, bool(net and overlap), late, budget)))
 
 
-def _unknown(overlaps: bool, late: Sequence[str], budget: int) -> Iterable[str]:
-    """What is unknown because layers or simulated runs are missing."""
+def _unknown(machine: Machine, overlaps: bool, late: Sequence[str], budget: int) -> Iterable[str]:
+    """What is unknown because prices, layers or simulated runs are missing."""
+    if not machine.codec:
+        yield ("what encoding and decoding take: compressed gradients are coded for nothing here, unless "
+               "--codec gives seconds for each byte of a gradient, as calibrate measures them")
     if not overlaps:
         yield "whether the exchange overlaps with your backward pass: times here add computing and exchange"
     if late:
@@ -129,14 +144,14 @@ def _judged(pairs: Sequence[tuple[Candidate, Case]], q: Question,
     for at, (c, case) in enumerate(pairs):
         left, rest = budget.left, len(pairs) - at
         # the first, with which others are compared, may take more; precision comes after answers
-        limit = max(left // 4, left // rest) if at else 2 * left
-        s = strategy(c, case, q, budget, limit, 2 * left // 3 // rest)
-        budget.left = budget.left if at else max(budget.left, events // 2)
+        limit = max(left // 3, left // rest) if at else 2 * left
+        s = strategy(c, case, q, budget, limit, left // 4 // rest)
+        budget.left = budget.left if at else max(budget.left, events // 4)
         if s is None:
             late.append(c.name + " K=n" * c.beside + f", {case.variant}" * bool(case.variant))
         else:
-            made.append(_limited(s, q.memory_limit, q.staleness_limit))
-    return made, late
+            made.append(_limited(_swapped(s, q), None if q.swap else q.memory_limit, q.staleness_limit))
+    return with_passes(made, q.race) if q.race else made, late
 
 
 def filling(machine: Machine) -> tuple[int, int]:
@@ -190,6 +205,23 @@ def _cases(machine: Machine, batches: Sequence[int], q: Question) -> list[Case]:
                                                  for i, (b, own) in enumerate(zip(batches, shares))))
         found.append(timed(machine, shares, "work by speed"))
     return found
+
+
+def _swapped(s: Strategy, q: Question) -> Strategy:
+    """The strategy where what exceeds the memory comes from elsewhere and goes back in each iteration, while
+    nothing else happens."""
+    over = s.needs - (inf if q.memory_limit is None else q.memory_limit)
+    if not q.swap or over <= 0 or not s.metrics:
+        return s
+    step = s.metrics["seconds_per_iteration"]
+    more = 2 * over / q.swap
+    slow, gone = 1 + more / step.value, replace(s.metrics["seconds"], kind="approximation", bound="")
+    found = Figures(s.metrics | {
+        "seconds": replace(gone, value=gone.value * slow),
+        "seconds_per_iteration": replace(step, value=step.value + more, kind="approximation", bound="",
+                                         terms={**step.terms, "swapping": more})})
+    return replace(s, seconds=s.seconds * slow, images_per_second=s.images_per_second / slow,
+                   efficiency=s.efficiency / slow, metrics=found)
 
 
 def _limited(s: Strategy, memory_limit: float | None, staleness_limit: float | None) -> Strategy:
@@ -250,4 +282,5 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
     found = [f", as {e.study} {e.part} found" for e in other.candidate.evidence if e.against]
     return (f"{start} {other.name}{',' * bool(other.variant)} takes {units.spoken(other.seconds)} "
             f"(x{other.seconds / base.seconds:.2f}), but {other.kind.cost}, so a pass may improve "
-            f"accuracy less{''.join(found[:1])}: compare accuracies after equal time before you switch.")
+            f"accuracy less{''.join(found[:1])}: it pays if it needs fewer than "
+            f"{best.seconds / other.seconds:.2f} times the passes.")

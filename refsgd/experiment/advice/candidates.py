@@ -28,10 +28,11 @@ class Kind(NamedTuple):
 
 
 ONE = Kind("one model, synchronous")
+LARGER = Kind("larger batches", "it makes fewer updates, with larger batches")
 STALE = Kind("stale gradients", "it applies stale gradients")
 COMPRESSED = Kind("compressed gradients", "it delays or rounds parts of each gradient")
 REPLICAS = Kind("replicas, one for each worker", "its replicas differ")
-KINDS = (ONE, STALE, COMPRESSED, REPLICAS)
+KINDS = (ONE, LARGER, STALE, COMPRESSED, REPLICAS)
 
 
 class Candidate(NamedTuple):
@@ -46,6 +47,7 @@ class Candidate(NamedTuple):
     beside: bool = False  #: a server beside each worker instead of a few servers
     dropped: int = 0  #: gradients of each iteration that have no effect
     nodes: int = 1  #: nodes that compute each batch together
+    accumulate: int = 1  #: batches whose gradients a worker adds before it exchanges their sum
 
     @property
     def name(self) -> str:
@@ -70,6 +72,14 @@ PARALLEL = "DistributedDataParallel, buckets of bucket_cap_mb=25"
 HOOK = "DistributedDataParallel with register_comm_hook"
 SPLIT = "distributed.pipelining: a PipelineStage on each node, Schedule1F1B"
 
+
+def local(period: int) -> Candidate:
+    """Local SGD with this many steps between two averages."""
+    return Candidate("local-sgd", {"period": period}, REPLICAS,
+                     f"PostLocalSGDOptimizer with PeriodicModelAverager(period={period}), and "
+                     "post_localSGD_hook")
+
+
 #: the strategies considered; among ties, an earlier one is preferred
 CANDIDATES = (
     Candidate("allreduce", RING, ONE, "DistributedDataParallel, one bucket: bucket_cap_mb above the model's"),
@@ -81,6 +91,8 @@ CANDIDATES = (
     Candidate("bsp", {}, ONE, evidence=(FLAT,)),
     Candidate("bsp", {}, ONE, evidence=(FLAT,), beside=True),
     Candidate("backup-workers", {"backups": 1}, ONE, dropped=1),
+    Candidate("allreduce", RING, LARGER, "DistributedDataParallel with no_sync() in 3 of 4 steps",
+              label="ring accumulate=4", accumulate=4),
     Candidate("asp", {}, STALE, evidence=(STALER, FLAT)),
     Candidate("asp", {}, STALE, evidence=(STALER, FLAT), beside=True),
     Candidate("ssp", {"staleness": 3}, STALE, evidence=(STALER,)),
@@ -88,8 +100,10 @@ CANDIDATES = (
     Candidate("dgc", {"ratio": 0.01}, COMPRESSED),
     Candidate("allreduce", {**RING, "compress": "fp16"}, COMPRESSED, f"{HOOK}(None, fp16_compress_hook)",
               label="ring fp16"),
-    Candidate("local-sgd", {"period": 8}, REPLICAS,
-              "PostLocalSGDOptimizer with PeriodicModelAverager(period=8), and post_localSGD_hook"),
+    Candidate("allreduce", {**DDP, "compress": "fp16"}, COMPRESSED, f"{HOOK}(None, fp16_compress_hook)",
+              label="ring overlap fp16"),
+    Candidate("diloco", {"period": 64}, REPLICAS, "torchft.local_sgd.DiLoCo(sync_every=64)"),
+    local(8),
     Candidate("easgd", {"period": 4}, REPLICAS, evidence=(DRIFT,)),
     Candidate("easgd", {"period": 4}, REPLICAS, evidence=(DRIFT,), beside=True),
     Candidate("gosgd", {"p": 0.1}, REPLICAS, evidence=(DRIFT,)),
@@ -101,6 +115,12 @@ CANDIDATES = (
               label="ring overlap powersgd:4"),
     Candidate("bsp", P3, ONE, evidence=(FLAT,), label="P3", beside=True),
     Candidate("asp", P3, STALE, evidence=(STALER, FLAT), label="P3", beside=True))
+
+#: strategies for traces, by their times of computing: no option that needs layers or bytes
+TRACED = (Candidate("allreduce", {}, ONE, "DistributedDataParallel"),
+          *(c for c in CANDIDATES
+            if not c.beside and not {"collective", "compress", "ratio"} & set(c.options)),
+          Candidate("backup-workers", {"backups": 2}, ONE, dropped=2), *map(local, (2, 4, 16)))
 
 
 def divided(workers: int, batch: int) -> list[Candidate]:

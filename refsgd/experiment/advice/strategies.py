@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from math import ceil, inf
+from math import ceil, inf, nan
 from typing import Any, NamedTuple
 
 from refsgd.algorithms import CATALOGUE
@@ -21,6 +21,7 @@ from refsgd.experiment.arguments import Usage
 from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.options.unused import UNUSED
 from refsgd.experiment.prepare import Experiment, prepare
+from refsgd.experiment.race.entries import Race
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.simulator import Simulator
 from refsgd.theory.prediction import Figures
@@ -31,6 +32,8 @@ MANY = 64  #: workers of whose iteration the number of events is estimated befor
 SECOND = Machine(compute=Distribution("fixed", (1.0,)))
 #: terms of a node's memory that this library's programs need and a framework does not
 COPIES = ("working copies", "buffers")
+#: terms that mixed precision halves
+HALVED = ("parameters", "gradient", "gradients", "activations", "codec residual")
 
 
 class Case(NamedTuple):
@@ -57,9 +60,12 @@ class Question:
     work: float  #: operations of one image's gradient, 0 if unknown
     saved: float  #: bytes of one image's activations that a framework keeps for the backward pass
     training: Mapping[str, Any]  #: optimiser and momentum
+    mixed: bool  #: whether workers hold parameters and gradients in 2 bytes, and a copy in 4
     base: tuple[str, Machine]  #: a machine by name, "" for none, from which flags describe others
     memory_limit: float | None  #: bytes of a node
     staleness_limit: float | None  #: updates
+    race: Race | None = None  #: with passes of strategies
+    swap: float | None = None  #: bytes a second to and from elsewhere of what exceeds the limit of memory
 
 
 @dataclass(frozen=True)
@@ -78,11 +84,17 @@ class Strategy:
     where: str  #: the hosts of its servers; "" without servers
     command: str  #: the run that is predicted
     rejected: str = ""  #: why it does not fit; "" if it does
+    passes: float = nan  #: over the data to a race's target; not known without a race
 
     @property
     def kind(self) -> Kind:
         """What its gradients are computed on."""
         return self.candidate.kind
+
+    @property
+    def to_target(self) -> float:
+        """Seconds to the target of a race: passes of its net times seconds of a pass here."""
+        return self.passes * self.seconds
 
     @property
     def variant(self) -> str:
@@ -125,13 +137,17 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
              share: int) -> Strategy | None:
     """The candidate with its metrics; None if an iteration has more than `limit` events."""
     variant = f", {case.variant}" * bool(case.variant)
-    used = sum(case.batches) * (1 - c.dropped / case.workers)  # images of an iteration
+    batches = [b * c.accumulate for b in case.batches]
+    used = sum(batches) * (1 - c.dropped / case.workers)  # images of an iteration
     try:
-        if case.workers > MANY and _expected(c, case, q) > 4 * limit:
-            return None
         iterations = max(1, ceil(q.images / used))  # the last of which may be shorter
+        many = case.workers > MANY and _expected(c, case, q) > 4 * limit
+        if many and _shared(case.machine):  # for which there is no formula either
+            return None
         e = _prepared(c, case, q, min(iterations, LONGEST))
-        found, steps = _figures(e, c, budget, limit, share)
+        found, steps = (Figures(), 0) if many else _figures(e, c, budget, limit, share)
+        if not found:
+            found, steps = _in_step(e), e.steps
     except (Usage, NoContents, ValueError) as error:
         name = c.name + " K=n" * c.beside + variant
         return Strategy(c, name, case.workers, "", inf, 0.0, 0.0, Figures(), {}, "", "", rejected=str(error))
@@ -147,10 +163,15 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
     made = Strategy(
         c, c.name + f" K={'n' if c.beside else servers}" * bool(servers) + variant, case.workers,
         _batch(c, case), pace * iterations, q.images / (pace * iterations),
-        used / pace / c.nodes / sum(b / time for b, time in zip(case.batches, times)), found,
-        _memory(found, q.saved * max(_batches(c, case)), _beside(e)),
+        used / pace / c.nodes / sum(b / time for b, time in zip(batches, times)), found,
+        _memory(found, q.saved * max(_batches(c, case)) / c.accumulate, _beside(e), _copies(c, case, q)),
         _where(e, servers), _command(c, case, q, replace(e, steps=steps)))
     return replace(made, rejected="" if servers else _piling(made, e.machine, times))
+
+
+def _shared(machine: Machine) -> bool:
+    """Whether several nodes share a link."""
+    return bool(machine.hosts or machine.groups)
 
 
 def _expected(c: Candidate, case: Case, q: Question) -> float:
@@ -168,7 +189,7 @@ def _one_step(e: Experiment) -> Sequence[Event]:
 
 def _batches(c: Candidate, case: Case) -> tuple[int, ...]:
     """Images in each worker's gradient, or, for all, those of the nodes that compute a batch together."""
-    return case.batches if c.nodes == 1 else (c.nodes * case.batches[0],)
+    return tuple(b * c.accumulate for b in case.batches) if c.nodes == 1 else (c.nodes * case.batches[0],)
 
 
 def _batch(c: Candidate, case: Case) -> str:
@@ -183,8 +204,8 @@ def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
     machine, given = case.machine, dict[str, int]()
     if facts_of(CATALOGUE[c.algorithm]).served:
         given["servers"] = case.workers if c.beside else q.servers
-    if c.nodes > 1 and not prices.on_devices(machine):  # the time is that of one node's batch
-        machine = machine.with_(speeds=tuple(machine.speed(i) / c.nodes for i in range(case.workers)))
+    if (more := c.nodes * c.accumulate) > 1 and not prices.on_devices(machine):  # the time is of one batch
+        machine = machine.with_(speeds=tuple(machine.speed(i) / more for i in range(case.workers)))
     machine = machine.with_(colocated=machine.colocated or c.beside)
     batches = _batches(c, case)
     arguments = {"net": q.net, "data": "none", "workers": case.workers, "steps": steps, **q.training, **given,
@@ -200,12 +221,29 @@ def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
 def _figures(e: Experiment, c: Candidate, budget: Budget, limit: int, share: int) -> tuple[Figures, int]:
     """Metrics by formula where each node has links of its own; else, or without a formula, of simulated runs
     of the steps that are returned."""
-    if not (e.machine.hosts or e.machine.groups):  # a recursion over shared links takes longer than a run
+    if not _shared(e.machine):  # a recursion over shared links takes longer than a run
         found = e.formulas()
         if {"seconds", "seconds_per_iteration", "idle_ratio"} <= set(found):
             return with_sizes(e, found), e.steps
     # a periodic exchange takes part in whole periods
     return simulated(e, int(c.options.get("period", 1)), budget, limit, share) or (Figures(), 0)
+
+
+def _in_step(e: Experiment) -> Figures:
+    """Metrics by formula as if each gradient took the mean time of an iteration's slowest; none without a
+    formula for equal times."""
+    from refsgd.theory.phenomena.stragglers import mean_of_maximum
+
+    owns = [prices.own(e.priced, i) for i in range(e.workers)]
+    if _shared(e.machine) or not all(isinstance(own, Distribution) for own in owns):
+        return Figures()
+    slowest = Distribution("fixed", (mean_of_maximum(owns),))  # type: ignore[arg-type]
+    found = replace(e, machine=e.priced.with_(compute=slowest, speeds=())).formulas()
+    if not {"seconds", "seconds_per_iteration", "idle_ratio"} <= set(found):
+        return Figures()
+    for name, p in found.items():
+        found[name] = replace(p, kind="approximation", bound="")
+    return with_sizes(e, found)
 
 
 def _beside(e: Experiment) -> list[str]:
@@ -223,9 +261,15 @@ def _where(e: Experiment, servers: int) -> str:
     return "on each worker's host" if servers == e.workers > 1 else f"on {', '.join(shared)}, with workers"
 
 
-def _memory(found: Figures, activations: float, beside: object) -> dict[str, float]:
+def _copies(c: Candidate, case: Case, q: Question) -> float:
+    """The share of its parameters that a worker also holds in single precision: none without mixed precision;
+    ZeRO divides the copy as it does the optimiser's state."""
+    return q.mixed / (case.workers if c.options.get("stage") in (1, 2) else 1)
+
+
+def _memory(found: Figures, activations: float, beside: object, copies: float) -> dict[str, float]:
     """Bytes of the fullest node, by what a framework keeps: a worker's, with its server's if there is one
-    beside it, or a server's."""
+    beside it, or a server's.  With `copies` of parameters in single precision, other numbers take 2 bytes."""
     held: list[dict[str, float]] = []
     for name in ("memory_worker", "memory_stage", "memory_server"):
         if name not in found:
@@ -233,7 +277,11 @@ def _memory(found: Figures, activations: float, beside: object) -> dict[str, flo
         terms = {term: size for term, size in found[name].terms.items() if term not in COPIES}
         if name == "memory_worker":
             terms["activations"] = activations
-        if name == "memory_server":  # which adds gradients as they arrive
+        if name != "memory_server":
+            single = copies * terms.get("parameters", 0.0)
+            terms = {term: size / 2 if copies and term in HALVED else size for term, size in terms.items()}
+            terms["parameters in fp32"] = single
+        else:  # which adds gradients as they arrive
             one = min(terms.pop("gradients", 0.0), terms["parameters"])
             terms = {f"server's {term}": size for term, size in {**terms, "gradient": one}.items()}
         held.append(terms)
@@ -270,7 +318,7 @@ def _command(c: Candidate, case: Case, q: Question, e: Experiment) -> str:
     given = {**c.options, "net": q.net, "data": "none", "workers": e.workers,
              **({"servers": e.servers} if facts_of(e.function).served else {}),
              "batch": _batch(c, case), "steps": e.steps, **q.training}
-    said = " ".join(f"--{key.replace('_', '-')}" + f" {value}" * (value is not True)
+    said = " ".join(f"--{key.replace('_', '-')}" + f" {shlex.quote(str(value))}" * (value is not True)
                     for key, value in given.items())
     return f"refsgd run {c.algorithm} {said} {_flags(e, *q.base)}".rstrip()
 
@@ -312,6 +360,6 @@ def _text(name: str, value: Any) -> str:
     writers: dict[str, Callable[[Any], str]] = {
         "compute": devices.written, "groups": placement.written_groups, "speeds": units.written,
         "server_speeds": units.written,
-        "inside": _link, "uplink": _link,
+        "inside": _link, "uplink": _link, "overhead": lambda o: f"{o.fixed!r},{o.per_byte!r}/B",
         "loads": lambda loads: "; ".join(f"{load.node}: {load.steps}" for load in loads)}
     return writers.get(name, str)(value)

@@ -1,4 +1,4 @@
-"""Calibration: fit a device to the gradients of this computer; measure update time, latency, bandwidth."""
+"""Calibration: the machine that describes this computer as it is, from short runs of the real runtime."""
 
 from __future__ import annotations
 
@@ -8,16 +8,40 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from refsgd.algorithms import ALONE
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster import units
 from refsgd.cluster.devices import Device
 from refsgd.cluster.distributions import Distribution
+from refsgd.cluster.links import Overhead
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Array, Deployment, Node, Program, Recv, Send
+from refsgd.effects import Array, payload_bytes
+from refsgd.experiment.computer.inside import (
+    CHECKED,
+    CODED,
+    FITTED,
+    SERVED,
+    SHORT,
+    SILENT,
+    Pace,
+    between_gradients,
+    codec_price,
+    crowding,
+    noise,
+    pace,
+    predicted,
+    problem_of,
+    run,
+    update_price,
+    with_messages,
+)
+from refsgd.experiment.computer.limits import usable_cores
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.trace.schema import json_text
@@ -27,9 +51,11 @@ if TYPE_CHECKING:
 
 NETS, BATCHES = ("tiny", "shallow"), (1, 2, 8, 32, 128)
 #: share of the cores, and mean over median of equal gradients less 1, above which a measurement is in doubt
-OTHERS, EXCESS = 0.1, 0.3
+BUSY, EXCESS = 0.1, 0.3
 OFF = 0.15  #: residual above which the summary says that the device does not fit a net
-ROUNDS, SECONDS = 8, 0.05  #: rounds in which each point is timed, and the length of each
+SECONDS, STEPS = 0.6, 2000  #: length of each run, in seconds and at most in steps
+MOST = 4  #: workers of the runs that exchange messages
+CROWD = (1, 2, 4, 8, 16)  #: numbers of processes for which crowding is measured, as far as there are cores
 
 
 class Point(NamedTuple):
@@ -39,34 +65,35 @@ class Point(NamedTuple):
     batch: int
     work: float  #: floating-point operations
     nbytes: int  #: of the parameters
-    seconds: float  #: of a core, in the fastest round
-    spread: float  #: standard deviation over mean in that round
+    seconds: float  #: from its start to the next one, without the update
+    spread: float  #: standard deviation over mean
 
 
-class Ball(NamedTuple):
-    """The message that two processes throw to each other."""
+class Channel(NamedTuple):
+    """What a transport does to a message."""
 
-    x: Array
+    latency: float  #: seconds from hand to hand
+    overhead: Overhead | None  #: processor time at each end
 
 
 @dataclass(frozen=True)
 class Calibration:
     """The measurements, and the machine that follows from them."""
 
-    machine: Machine  #: the device, updates, the link over shared memory
+    machine: Machine  #: the device, updates, messages over shared memory
     points: tuple[Point, ...]  #: the measurements behind the device
-    transports: dict[str, tuple[float, float]]  #: "processes" and "tcp": latency [s], bandwidth [bytes/s]
-    update: float  #: seconds of an update of all parameters of the first net
+    transports: dict[str, Channel]  #: by runtime: "processes", "tcp"
     describe: dict[str, Any]  #: nets, processor, cores
     others: float = 0.0  #: mean number of cores used by other processes
     excess: float = 0.0  #: mean over median of equal gradients, less 1; the median over the points
+    runs: tuple[Pace, ...] = ()  #: runs, and what the machine says of them
 
     @property
     def doubt(self) -> str:
         """Why the times may be wrong (a busy machine), and what to do; empty if they look sound."""
         cores = self.describe["cores"]
         found = []
-        if self.others > OTHERS * cores:
+        if self.others > BUSY * cores:
             found.append(f"other processes used {self.others:.1f} of {cores} cores")
         if self.excess > EXCESS:
             found.append(f"the mean time of equal gradients exceeded their median by {self.excess:.0%}")
@@ -74,6 +101,12 @@ class Calibration:
             return ""
         return (f"the machine was busy during the measurement: {' and '.join(found)}; expected an idle one: "
                 "end other work, then calibrate again")
+
+    @property
+    def update(self) -> float:
+        """Seconds of an update of all parameters of the first net: it reads x, the state and a gradient."""
+        fixed = self.machine.update.mean if self.machine.update else 0.0
+        return fixed + 3 * self.points[0].nbytes * self.machine.updating
 
     @property
     def device(self) -> Device:
@@ -91,7 +124,9 @@ class Calibration:
             "machine": self.machine.to_json(), "measured": self.describe, "update": self.update,
             "gradients": [{"net": p.net, "batch": p.batch, "seconds": p.seconds, "spread": p.spread,
                            "residual": self.residual(p)} for p in self.points],
-            "transports": {name: {"latency": a, "bandwidth": b} for name, (a, b) in self.transports.items()}})
+            "transports": {name: {"latency": a, "overhead": b and b.to_json()}
+                           for name, (a, b) in self.transports.items()},
+            "runs": [{**r._asdict(), "error": r.error} for r in self.runs]})
 
     def summary(self) -> str:
         """A few lines for people."""
@@ -106,47 +141,12 @@ class Calibration:
             lines.append(f"  one rate does not fit these nets: {worst.net} at batch {worst.batch} is "
                          f"{self.residual(worst):+.0%} off; calibrate with your own net alone (--net A)")
         lines.append(f"  update of all parameters of {self.points[0].net}: {self.update * 1e3:.3f} ms")
-        lines += [f"  {name}: latency {a * 1e6:.0f} us, bandwidth {b / 1e6:.0f} MB/s"
+        lines += [f"  {name}: latency {units.as_time(float(f'{a:.2g}'))}, overhead at each end {b or 'none'}"
                   for name, (a, b) in self.transports.items()]
+        lines += [f"  {r.algorithm:9} of {r.net}, batch {r.batch}, {r.workers} workers: "
+                  f"{r.seconds * 1e3:.3f} ms an iteration; simulated {r.predicted * 1e3:.3f} ms, "
+                  f"{r.error:+.1%}" + ", fitted" * r.fitted for r in self.runs]
         return "\n".join([*lines, f"machine: {self.machine}"])
-
-
-def throw(x: Array, times: int) -> Program[Array]:
-    """Throw an array and wait for its return, `times` times; returns the seconds of each round, (times,)."""
-    rounds = []
-    for _ in range(times):
-        x = x.copy()  # a transport may keep an array and carry it again for free
-        started = time.perf_counter()  # a measurement may read the clock, an algorithm may not
-        yield Send("worker1", Ball(x))
-        yield Recv(Ball, src="worker1")
-        rounds.append(time.perf_counter() - started)
-    return np.array(rounds)
-
-
-def catch(times: int) -> Program[None]:
-    """Throw back a copy of each array."""
-    for _ in range(times):
-        _, (x,) = yield Recv(Ball, src="worker0")
-        yield Send("worker0", Ball(x.copy()))
-
-
-def _rounds(size: int, times: int, transport: str) -> float:
-    """Median seconds of a round trip of `size` float32 numbers each way."""
-    from refsgd.runtimes.processes import local as processes
-
-    x = np.zeros(size, np.float32)
-
-    def deploy() -> Deployment:
-        return {"worker0": Node(throw(x, times), rank=0), "worker1": Node(catch(times), rank=1)}
-
-    rounds = processes.run(deploy, Machine(), transport=transport).values["worker0"]
-    return float(np.median(rounds[times // 4:]))
-
-
-def link(small: float, large: float, nbytes: int) -> tuple[float, float]:
-    """Latency [s] and bandwidth [bytes/s] from the round trips of an empty message and one of `nbytes`, which
-    may take the same time on a busy machine."""
-    return small / 2, 2 * nbytes / (large - min(small, large / 2))
 
 
 def others() -> tuple[float, float]:
@@ -183,26 +183,28 @@ def gradient_of(net: str, batch: int) -> tuple[Net, Callable[[], Any]]:
     return built, lambda: built.gradient(x, images, labels)
 
 
-def measure(nets: Sequence[str], batches: Sequence[int], rounds: int = ROUNDS) -> tuple[list[Point], float]:
-    """The points of some nets and batches, and the mean over the median of equal gradients, less 1.
+@cache
+def steps_of(net: str, batch: int) -> int:
+    """How many steps a run has that takes about `SECONDS`."""
+    once = float(np.median(timed(gradient_of(net, batch)[1], 0.05)))
+    return int(min(max(SECONDS / once, 30), STEPS))
 
-    All are timed in turn for several rounds, and the fastest round of each counts: other work on the machine
-    only adds time, and how much it adds varies from second to second.
-    """
-    acts = {(net, b): gradient_of(net, b) for net in nets for b in sorted(batches)}
-    found: dict[tuple[str, int], list[Array]] = {key: [] for key in acts}
-    for _ in range(rounds):
-        for key, (_, act) in acts.items():
-            found[key].append(timed(act, SECONDS))
-    points, excess = [], []
-    for (net, b), times in found.items():
-        built, _ = acts[net, b]
-        best = min(times, key=np.mean)
-        mean = float(best.mean())
-        points.append(Point(net, b, built.work(b), 4 * built.parameters, mean, float(best.std()) / mean))
-        every = np.concatenate(times)
-        excess.append(float(every.mean() / np.median(every)) - 1)
-    return points, statistics.median(excess)
+
+def measure(nets: Sequence[str], batches: Sequence[int]) -> tuple[list[Point], Distribution, float]:
+    """The points of some nets and batches, the variation of a gradient's time, and the mean over the median
+    of equal gradients, less 1."""
+    points, samples, excess = [], [], []
+    for net in nets:
+        for b in sorted(batches):
+            problem = problem_of(net, b, 1)
+            times = between_gradients(run(ALONE, problem, 1, steps_of(net, b)))
+            assert problem.work is not None
+            mean = float(times.mean())
+            points.append(Point(net, b, problem.work(0, 0), problem.x0.nbytes, mean,
+                                float(times.std()) / mean))
+            samples.append(times)
+            excess.append(mean / float(np.median(times)) - 1)
+    return points, noise(samples), statistics.median(excess)
 
 
 def fitted(points: Sequence[Point]) -> Device:
@@ -221,33 +223,74 @@ def fitted(points: Sequence[Point]) -> Device:
     if not per_flop:
         raise RunFailed("larger batches did not take longer, so no rate fits; expected batches further "
                         "apart, or an idle machine")
-    noise = max(statistics.median(p.spread for p in points), 0.01)
-    return Device(1 / float(per_flop), float(overhead), 1 / float(per_byte) if per_byte else math.inf,
-                  Distribution("lognormal", (1.0, noise)))
+    return Device(1 / float(per_flop), float(overhead), 1 / float(per_byte) if per_byte else math.inf)
 
 
-def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES) -> Calibration:
-    """Measure this machine in well under 30 s for the small nets."""
+def crowded(net: str, batch: int, cores: int) -> tuple[float, ...]:
+    """The factors by which gradients take longer while one, two, ... processes compute."""
+    steps, found = steps_of(net, batch), []
+    for k in (k for k in CROWD if k <= max(cores, 1)):
+        trace = run(SILENT, problem_of(net, batch, k), k, steps)
+        found.append((k, float(between_gradients(trace).mean())))
+    return crowding(found)
+
+
+def short_gradient() -> Distribution:
+    """The time of the short net's gradient."""
+    times = between_gradients(run(ALONE, problem_of(*SHORT, 1), 1, steps_of(*SHORT)))
+    varies = noise([times])
+    return replace(varies, parameters=tuple((np.array(varies.parameters) * times.mean()).tolist()))
+
+
+def updates(nets: Sequence[tuple[str, int]]) -> tuple[float, float]:
+    """The seconds of an update, and those for each byte that it reads: of one or two gradients, beside x and
+    the state of the update rule."""
+    found = []
+    for net, batch in nets:
+        for algorithm, workers in ((ALONE, 1), (SERVED, 2)):
+            problem = problem_of(net, batch, workers)
+            trace = run(algorithm, problem, workers, min(steps_of(net, batch), 300))
+            x = problem.x0
+            found.append((trace, payload_bytes((x, SGD(0.01).start(x), *[x] * workers))))
+    return update_price(found)
+
+
+def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES,
+              runtime: str = "processes") -> Calibration:
+    """Measure this machine in about half a minute for the small nets; its messages are those of a runtime."""
     import threadpoolctl
 
     if not can_fork():
         raise RunFailed(f"{NO_FORK}, and links are measured between processes: use WSL, or describe the "
                         "machine by --compute, --latency and --bandwidth")
     began, before = others()
+    cores, batch = max(1, int(usable_cores())), sorted(batches)[len(batches) // 2]
+    few = min(max(cores, 2), MOST)
+    used = [*((net, batch) for net in nets), *[SHORT] * (SHORT[0] not in nets)]
+    transports, runs = dict[str, Channel](), list[Pace]()
     with threadpoolctl.threadpool_limits(1):
-        points, excess = measure(nets, batches)
-        x, sgd = np.zeros(points[0].nbytes // 4, np.float32), SGD(0.1, 0.9)
-        v, g = sgd.start(x), np.ones_like(x)
-        update = float(np.median(timed(lambda: sgd.step(x, v, g, 0), 0.5)))
-    transports = {}
-    for name, transport in (("processes", "shm"), ("tcp", "tcp")):
-        small, large = _rounds(1, 400, transport), _rounds(1 << 20, 40, transport)
-        transports[name] = link(small, large, 4 << 20)
-    latency, bandwidth = transports["processes"]
-    machine = Machine(compute=fitted(points), latency=latency, bandwidth=bandwidth,
-                      update=Distribution("fixed", (update,)))
+        points, varies, excess = measure(nets, batches)
+        fixed, per_byte = updates(used)
+        coded, short = problem_of(nets[-1], batch, few), short_gradient()
+        crowd = crowded(nets[-1], batch, cores)
+        codec = codec_price(run(CODED, coded, few, steps_of(nets[-1], batch)), coded.x0.size, crowd)
+        found = machine = Machine(compute=replace(fitted(points), noise=varies), hosts="cyclic:1",
+                                  cores=cores, crowding=crowd, updating=per_byte, codec=codec,
+                                  update=Distribution("fixed", (fixed,)))
+        for name in ("processes", "tcp"):
+            traces = {(algorithm, *each): run(algorithm, problem_of(*each, few), few, steps_of(*each), name)
+                      for each in dict.fromkeys((used[0], used[-1]))
+                      for algorithm in (*FITTED, *(CHECKED if name == runtime else ()))}
+            measured = [Pace(*each, few, pace(trace), fitted=each[0] in FITTED)
+                        for each, trace in traces.items()]
+            here = with_messages(machine, list(traces.values()), [p for p in measured if p.fitted], short)
+            transports[name] = Channel(here.inside.latency if here.inside else 0.0, here.overhead)
+            if name == runtime:
+                found = here
+                runs = [p._replace(predicted=predicted(here, *p[:4])) for p in measured if p.net in nets]
     now, after = others()
     describe = {"nets": list(nets), "processor": platform.processor() or platform.machine(),
                 "cores": os.cpu_count()}
-    return Calibration(machine, tuple(points), transports, update, describe,
-                       max(0.0, (after - before) / (now - began)), excess)
+    return Calibration(found, tuple(points), transports, describe,
+                       max(0.0, (after - before) / (now - began)), excess, tuple(runs))
+

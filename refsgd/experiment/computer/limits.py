@@ -14,6 +14,7 @@ from refsgd.experiment.computer import container
 from refsgd.experiment.evaluation import evaluations_of
 from refsgd.experiment.prepare import Experiment, Say, Usage
 from refsgd.problems import Problem
+from refsgd.runtimes.fork import LAUNCHERS
 
 #: starting a process takes about 0.1 s of a core
 PROCESSES_PER_CORE, PROCESS_BYTES = 128, {"processes": 8 << 20, "tcp": 16 << 20}
@@ -68,15 +69,15 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 
 
 def check_processes(experiment: Experiment, runtime: str) -> None:
-    """Refuse more processes than this computer can start in about half a minute or has memory for; over MPI,
-    more than there are ranks."""
+    """Refuse more processes than this computer can start in about half a minute or has memory for, or more
+    than a launcher has started."""
     needed = len(set(experiment.network.host.values()))
-    if runtime == "mpi":
+    if runtime in LAUNCHERS:
         from refsgd.runtimes.processes import mpi
 
-        if needed > (found := mpi.world().size):
+        if needed > (size := mpi.world(runtime).size):
             raise Usage(f"{experiment.name} with {counted(experiment.workers, 'worker')} needs {needed} "
-                        f"ranks and MPI has started {found}; use mpiexec -n {needed}, or another --workers")
+                        f"ranks and {mpi.too_few(runtime, size, needed)}, or another --workers")
     else:
         cores, free, tasks = usable_cores(), free_memory(), container.free_tasks()
         most = int(min(PROCESSES_PER_CORE * cores, free // PROCESS_BYTES[runtime], tasks // TASKS))

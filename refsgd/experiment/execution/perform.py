@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from refsgd.effects import roles
-from refsgd.experiment.arguments import Usage
+from refsgd.experiment.arguments import Usage, checked
 from refsgd.experiment.execution.elastic import Attempt, Attempts
 from refsgd.experiment.execution.resume import Records, file_of, halted, standing
 from refsgd.experiment.prepare import Experiment
@@ -17,16 +18,17 @@ from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.faults import Fault, Halted, parse, survives_workers
 from refsgd.runtimes.faulty import Faulty
+from refsgd.runtimes.fork import LAUNCHERS
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
 from refsgd.trace.codec import Steps
 
 LOCAL_RUNTIMES = ("simulator", "processes", "tcp")  # which need no launcher such as mpiexec
-RUNTIMES = (*LOCAL_RUNTIMES, "mpi")
+RUNTIMES = (*LOCAL_RUNTIMES, *LAUNCHERS)
 
 OBSERVED = 64  #: most parameters of a node that are kept for a history, unless none is asked for
 
-OnStart = Callable[[dict[str, int]], None]
+OnStart = Callable[[dict[str, int], dict[str, Any]], None]
 
 
 def perform(experiment: Experiment, runtime: str, records: Records | None = None,
@@ -52,16 +54,14 @@ def perform(experiment: Experiment, runtime: str, records: Records | None = None
 
 def planned(experiment: Experiment, faults: Iterable[str | Fault]) -> list[Fault]:
     """The faults described by some lines."""
-    try:
+    with checked():
         return parse(faults, experiment.nodes, experiment.steps, experiment.network.host)
-    except ValueError as error:
-        raise Usage(str(error)) from None
 
 
 def _check_policy(experiment: Experiment, runtime: str, on_death: str, planned: bool) -> None:
     """Refuse a policy that the algorithm or the runtime does not support, before anything runs."""
-    if runtime == "mpi" and (planned or on_death != "stop"):
-        raise Usage("faults and on_death over mpi, where mpiexec ends all ranks if one dies; expected "
+    if runtime in LAUNCHERS and (planned or on_death != "stop"):
+        raise Usage(f"faults and on_death over {runtime}, where all ranks end if one dies; expected "
                     "simulator, processes or tcp")
     if on_death != "stop" and (lost := experiment.facts.unshared):
         raise Usage(f"on_death {on_death} with {experiment.name}: {lost}; expected stop")
@@ -104,11 +104,11 @@ def _attempt(runtime: str, attempt: Attempt, steps: Steps | None, on_death: str,
         except ReplayError as error:
             raise ReplayError(f"{file_of(Path(records.place), number)}: {error}") from error.__cause__
     journal = records.begin(number, role, steps or {}, faults)
-    if runtime == "mpi":
+    if runtime in LAUNCHERS:
         from refsgd.runtimes.processes import mpi
 
-        found = mpi.run(deploy, machine, seed, everywhere=True, journal=journal, beginning=beginning,
-                        largest=experiment.largest_message, observe=observe)
+        found = mpi.run(deploy, machine, seed, runtime=runtime, everywhere=True, journal=journal,
+                        beginning=beginning, largest=experiment.largest_message, observe=observe)
         assert found is not None
         return found
     from refsgd.runtimes.processes import local

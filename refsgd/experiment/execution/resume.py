@@ -23,6 +23,7 @@ from refsgd.effects import Deployment, Died, Factory, roles
 from refsgd.experiment.arguments import Usage
 from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.faults import Fault, Halted, survives_workers
+from refsgd.runtimes.fork import LAUNCHERS
 from refsgd.runtimes.journal import Journal, Record, lock, read
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.replay import Replayer
@@ -87,11 +88,11 @@ Made = TypeVar("Made")
 
 
 def _in_order(runtime: str, make: Callable[[bool], Made]) -> Made:
-    """Call `make` with True; over MPI only on rank 0, and then with False on the others."""
-    if runtime == "mpi":
+    """Call `make` with True; over MPI and torch only on rank 0, and then with False on the others."""
+    if runtime in LAUNCHERS:
         from refsgd.runtimes.processes import mpi
 
-        return mpi.in_order(make)
+        return mpi.in_order(make, runtime)
     return make(True)
 
 

@@ -12,8 +12,9 @@ from refsgd.experiment.arguments import Usage, check_whole
 from refsgd.problems import Problem
 from refsgd.problems.data import apportion
 
-Batch = int | str | Sequence[int]  #: 16; "20,1" or (20, 1); "auto:21"
-EXPECTED = ("expected images for each worker, such as 20,1 or 15x20,1, or auto:21, which divides 21 by speed")
+Batch = int | str | Sequence[int]  #: 16; "20,1" or (20, 1); "auto:21", "auto:21:4..16"
+EXPECTED = ("expected images for each worker, such as 20,1 or 15x20,1, or auto:21, which divides 21 by "
+            "speed, or auto:21:4..16 within bounds")
 
 
 def batches_of(batch: Batch, workers: int, machine: Machine, together: bool = False) -> int | list[int]:
@@ -23,7 +24,7 @@ def batches_of(batch: Batch, workers: int, machine: Machine, together: bool = Fa
         check_whole(1, batch=batch)
         return int(batch)
     if isinstance(batch, str) and batch.startswith("auto:"):
-        found = shares(_whole(batch.removeprefix("auto:"), batch), workers, machine)
+        found = shares(batch, workers, machine)
     else:
         found = _read(batch) if isinstance(batch, str) else list(batch)
         for each in found:
@@ -44,18 +45,25 @@ def weights_of(batch: Batch, workers: int) -> list[int]:
     return [] if isinstance(found, int) else found
 
 
-def shares(total: int, workers: int, machine: Machine) -> list[int]:
-    """`total` images divided among the workers in proportion to speed; refused if one gets none."""
+def shares(batch: str, workers: int, machine: Machine) -> list[int]:
+    """The total of ``auto:TOTAL:LEAST..MOST`` divided among the workers in proportion to speed, each share
+    within the bounds; refused if a worker gets none."""
+    number, _, bounds = batch.removeprefix("auto:").partition(":")
+    low, apart, high = bounds.partition("..")
+    if bounds and not apart:
+        raise Usage(f"batch {batch!r} has bounds {bounds!r}; expected least..most, such as 4..16 or 4..")
+    total = _whole(number, batch)
+    least, most = _whole(low, batch) if low else 0, _whole(high, batch) if high else math.inf
     try:
         fast = paces(machine, workers)
+        found = apportion(total, fast, least, most)
     except ValueError as error:
-        raise Usage(f"batch auto:{total}: {error}") from None
-    found = apportion(total, fast)
+        raise Usage(f"batch {batch}: {error}") from None
     if 0 in found:
         slow = found.index(0)
-        raise Usage(f"batch auto:{total} leaves no image for worker {slow}, whose speed is {fast[slow]:g} of "
-                    f"{sum(fast):g} in total; expected at least auto:{math.ceil(sum(fast) / min(fast))}, or "
-                    "a machine without that worker")
+        raise Usage(f"batch {batch} leaves no image for worker {slow}, whose speed is {fast[slow]:g} of "
+                    f"{sum(fast):g} in total; expected at least auto:{math.ceil(sum(fast) / min(fast))}, "
+                    f"auto:{total}:1.. or a machine without that worker")
     return found
 
 

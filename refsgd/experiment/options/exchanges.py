@@ -13,7 +13,7 @@ from refsgd.algorithms.exchange import PLAIN, Exchange, of
 from refsgd.algorithms.facts import EXCHANGE, Facts, facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.arguments import Usage
+from refsgd.experiment.arguments import Usage, checked
 from refsgd.problems import Problem, quadratic
 from refsgd.runtimes.simulator import simulate
 
@@ -36,21 +36,19 @@ def asked(exchange: Exchange) -> dict[str, Any]:
             if (value := getattr(exchange, option)) != getattr(PLAIN, option)}
 
 
+@checked()
 def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem | None = None,
                 seed: int = 0, first: int = 0) -> Exchange:
     """The exchange with these options, for a rule, a number of workers and a problem, from step `first` of a
     run on."""
-    try:
-        found = Exchange(**said)
-        if not found.compress:
-            return found
-        layers = problem.layers if problem is not None else None
-        epoch = int(problem.describe.get("steps_per_epoch", 100)) if problem is not None else 100
-        made = codec(found.compress, found.feedback, sgd=sgd, ranks=ranks, epoch=epoch,
-                     shapes=layers.tensors if layers else (), seed=seed)
-        return replace(found, codec=replace(made, first=first))
-    except ValueError as error:
-        raise Usage(str(error)) from None
+    found = Exchange(**said)
+    if not found.compress:
+        return found
+    layers = problem.layers if problem is not None else None
+    epoch = int(problem.describe.get("steps_per_epoch", 100)) if problem is not None else 100
+    made = codec(found.compress, found.feedback, sgd=sgd, ranks=ranks, epoch=epoch,
+                 shapes=layers.tensors if layers else (), seed=seed)
+    return replace(found, codec=replace(made, first=first))
 
 
 def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem, servers: int) -> None:

@@ -2,44 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from refsgd.cluster.units import counted
-from refsgd.experiment.arguments import Usage, check_problem, suggestion
+from refsgd.experiment.arguments import Usage, check_kind, check_problem, checked, suggestion
 from refsgd.experiment.options.batches import own_batches
-from refsgd.problems import Problem, classification, integer_gradients, quadratic
+from refsgd.problems import Problem, classification, integer_gradients, quadratic, transformer
+from refsgd.problems.data.shards import concentration
 from refsgd.problems.problem import described, one_image, with_batches
 from refsgd.problems.regression import generated
-from refsgd.problems.shapes import of_net, shape_only
+from refsgd.problems.shapes import LayerSizes, of_layers, of_net, shape_only
+from refsgd.problems.spectral import generated as with_spectrum
+from refsgd.trace.schema import COUNT, NUMBER, TEXT, Kind, misfit
 
 DEFAULT_DATA = "digits"
 LARGEST_NET = 2**31  #: parameters of a net that is trained: 8 GiB in each of its vectors
 ABSTRACT = ("quadratic", "integers")  #: data without images, whose batches only weigh gradients
 REGRESSION = ("lasso", "logistic")
+_AMOUNT = Kind("a number, at least 0", lambda value: NUMBER.fits(value) and value >= 0)
+_LAYER = {"name": TEXT, "parameters": COUNT, "operations": _AMOUNT, "activations": _AMOUNT}
 
 
+@checked()
 def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
-                  shards: str, validation: float = 0.0) -> Problem:
-    """The problem named by ``--data`` and ``--net``, with a share of the training images for validation."""
-    if shards not in ("iid", "by-label"):
-        raise Usage(f"shards {shards!r}; expected iid or by-label")
+                  shards: str, validation: float = 0.0, start: str | None = None) -> Problem:
+    """The problem named by ``--data`` and ``--net``, with a share of the training images for validation and,
+    if they are not drawn, the parameters to begin with."""
     uneven = batch if isinstance(batch, Sequence) else ()
-    if net.startswith("shapes:"):
+    if only_sizes(net):
         if data not in ("none", DEFAULT_DATA):  # the default counts as not given
             raise Usage(f"data {data!r} with net {net}, which cannot learn; expected none")
-        return _in_shape_only(net, batch)
+        return of_sizes(net, batch)
+    if data.startswith("quadratic:"):
+        if uneven:
+            raise Usage(f"batch {','.join(map(str, uneven))} with data {data}, whose workers are all alike; "
+                        "expected one batch")
+        return with_spectrum(data, seed)
     if data == "quadratic":
         return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
     if data == "integers":
         return integer_gradients(workers=workers, seed=seed, batches=uneven)
     if data.partition(":")[0] in ("lasso", "logistic"):
-        try:
-            return generated(data, workers, batch, seed, shards == "by-label")
-        except ValueError as error:
-            raise Usage(str(error)) from None
+        return generated(data, workers, batch, seed, shards)
     from refsgd.problems.data import NAMES, load
     from refsgd.problems.nn import nets
 
@@ -55,13 +66,36 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
     if built.parameters > LARGEST_NET:
         raise Usage(f"net {net} has {built.parameters:,} parameters for these images; expected at most "
                     f"{LARGEST_NET:,}, or its sizes alone: shapes:{net}@{dataset.train_images.shape[1]}")
-    return classification(dataset, built, workers, batch, seed, shards == "by-label")
+    problem = classification(dataset, built, workers, batch, seed, shards)
+    return problem if start is None else started(problem, start)
 
 
-def check_used(own: bool, data: str, net: str | None, batch: Any, shards: str, usual: Any) -> None:
+def started(problem: Problem, path: str) -> Problem:
+    """The problem from the parameters in a file, as `refsgd run --save` writes it."""
+    check_kind(str, "the path of a file as text", start=path)
+    expected = f"expected {problem.x0.size:,} numbers of net {problem.describe['net']} from --save"
+    try:
+        found = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise Usage(f"start {path}: {error.strerror or error}; {expected}") from None
+    except (ValueError, EOFError):
+        raise Usage(f"start {path} is no file of an array; {expected}") from None
+    if getattr(found, "shape", None) != problem.x0.shape or found.dtype.kind != "f":
+        shape = getattr(found, "shape", "several")
+        raise Usage(f"start {path} has {'x'.join(map(str, shape)) if shape != 'several' else shape} "
+                    f"numbers of {getattr(found, 'dtype', 'arrays')}; {expected}")
+    if not np.isfinite(found).all():
+        raise Usage(f"start {path} has numbers that are not finite; {expected}")
+    return replace(problem, x0=found.astype(problem.x0.dtype), describe={**problem.describe, "start": path})
+
+
+def check_used(own: bool, data: str, net: str | None, batch: Any, shards: str, usual: Any,
+               start: str | None = None) -> None:
     """Refuse what a problem would not use; one of your `own` has all of it, and a batch other than the
     `usual` one was given."""
-    only, abstract = (net or "").startswith("shapes:"), data in ABSTRACT
+    with checked():
+        concentration(shards)
+    only, abstract = only_sizes(net), data.partition(":")[0] in ABSTRACT
     what = "your own problem" if own else f"net {net}" if only else f"data {data}"
     trained = not (abstract or data.partition(":")[0] in REGRESSION)
     for said, unused, why in (
@@ -70,24 +104,59 @@ def check_used(own: bool, data: str, net: str | None, batch: Any, shards: str, u
             (f"batch {batch}", (own or abstract) and isinstance(batch, int) and batch != usual,
              "which says how many images a gradient has" if own else
              "whose gradients are not of images: batches weigh them only where they differ, such as 3,1"),
-            (f"shards {shards}", shards == "by-label" and (own or abstract or only),
-             "which divides its own data" if own else "which has no labels")):
+            (f"start {start}", start is not None and (own or only or not trained),
+             "which has its own starting point" if own else "whose parameters are not of a net that learns"),
+            (f"shards {shards}", shards != "iid" and (own or abstract or only),
+             "which divides its own data" if own else "which has no labels"),
+            (f"shards {shards}", shards.startswith("dirichlet") and data.startswith("lasso"),
+             "whose targets are no classes")):
         if unused:
             raise Usage(f"{said} with {what}, {why}; expected none")
 
 
-def _in_shape_only(net: str, batch: int | Sequence[int]) -> Problem:
-    """The problem of ``shapes:P`` or ``shapes:NET@PIXELS``."""
+def only_sizes(net: str | None) -> bool:
+    """Whether a net has sizes and no contents: ``shapes:...`` or a file of layers."""
+    return (net or "").startswith("shapes:") or (net or "").endswith(".json")
+
+
+@checked()
+def of_sizes(net: str, batch: int | Sequence[int]) -> Problem:
+    """The problem of ``shapes:P``, ``shapes:NET@PIXELS``, ``shapes:transformer:...`` or ``FILE.json``."""
     from refsgd.problems.nn.nets import NAMES
 
+    if net.endswith(".json"):
+        return of_layers(net, *_layers(net), batch)
     name = net.removeprefix("shapes:")
-    if not (name.isdecimal() and int(name)) and re.split("[:@]", name)[0] not in NAMES:
+    base = re.split("[:@]", name)[0]
+    if base in transformer.NAMES:
+        found, sample, tokens = transformer.layers(name)
+        return of_layers(net, found, sample, batch, tokens)
+    if not (name.isdecimal() and int(name)) and base not in NAMES:
         raise Usage(f"net {net!r}; expected shapes: and a number of parameters, at least 1, or a net, e.g. "
-                    "shapes:25557032, shapes:resnet50@224")
+                    "shapes:25557032, shapes:resnet50@224, shapes:transformer:12,768,12,1024,50257")
+    return shape_only(int(name), batch) if name.isdecimal() else of_net(name, batch)
+
+
+def _layers(path: str) -> tuple[list[LayerSizes], str]:
+    """The layers in a file, and what a sample is."""
     try:
-        return shape_only(int(name), batch) if name.isdecimal() else of_net(name, batch)
-    except ValueError as error:
-        raise Usage(str(error)) from None
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Usage(f"net {path}: {error.strerror}; expected a file of layers") from None
+    except (ValueError, RecursionError) as error:
+        raise Usage(f"net {path} is not JSON: {error}; expected a file of layers") from None
+    if wrong := misfit(data, {"name": TEXT, "layers": [_LAYER]}) or misfit(
+            [each.get("output", 0) for each in data["layers"]], [_AMOUNT], "output of layers"):
+        raise Usage(f"net {path}: {wrong}")
+    if not data["layers"]:
+        raise Usage(f"net {path} has no layers; expected one or more, each with {', '.join(_LAYER)}")
+    for where, given, known in (("", data, ("name", "layers")), *(
+            (f", layer {each['name']}", each, (*_LAYER, "output")) for each in data["layers"])):
+        if unknown := [key for key in given if key not in known]:
+            raise Usage(f"net {path}{where}: {unknown[0]} is unknown; expected {', '.join(known)}"
+                        + suggestion(unknown[0], known))
+    return [LayerSizes(**{key: each[key] for key in _LAYER}, output=each.get("output", each["activations"]))
+            for each in data["layers"]], f"a sample of {data['name']}"
 
 
 def check_net(name: str, others: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from refsgd.algorithms.adaptive import LARS, Adam
 from refsgd.algorithms.facts import ONE_WORKER, Facts
 from refsgd.algorithms.sgd import SGD, Warmup, parse_schedule
-from refsgd.experiment.arguments import Usage
+from refsgd.experiment.arguments import Usage, checked
 from refsgd.problems import Problem
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def check(training: Training, name: str, facts: Facts, problem: Problem) -> None
         raise Usage(f"optimiser {rule} with {name}: {why}; expected {expected}")
 
 
+@checked()
 def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, Any], workers: int, steps: int,
             problem: Problem, before: int | None = None) -> SGD:
     """The update rule of a run, or of its last `steps`, which follow `before` updates; `workers` counts
@@ -60,29 +61,26 @@ def rule_of(training: Training, name: str, facts: Facts, options: Mapping[str, A
     Warm-up begins at the rate of one worker where the rate is scaled, else one step above 0.
     """
     check(training, name, facts, problem)
-    try:
-        updates = facts.updates(workers, steps, options)
-        if updates is None and training.schedule == "cosine":
-            raise ValueError(f"schedule cosine with {name}: how many updates a run makes is known at its "
-                             "end; expected cosine(updates), such as cosine(1000)")
-        schedule = parse_schedule(training.schedule, (before or 0) + (updates or 0))
-        moved = training.warmup or training.schedule != "constant"
-        if facts.unscheduled and (training.warmup or training.schedule.startswith("cosine")):
-            raise ValueError(f"warmup or cosine with {name}: {facts.unscheduled}; expected neither")
-        rate = OPTIMISERS[training.optimiser][1]
-        if facts.minimises and problem.coordinates is not None and (
-                moved or training.scale_lr or training.shards != "iid" or training.lr != rate):
-            raise ValueError(f"lr, schedule, warmup, scale_lr or shards with {name} and data "
-                             f"{problem.describe['data']}: each step goes to the minimum along a coordinate, "
-                             "from all rows in order; expected none of them")
-        scale = together(name, facts, options, workers, before is None) if training.scale_lr else 1
-        if training.warmup:
-            start = 1 / scale if training.scale_lr else 1 / (training.warmup + 1)
-            schedule = Warmup(training.warmup, start, schedule)
-        given = scale * training.lr, training.momentum, training.weight_decay, schedule
-        if training.optimiser == "lars":  # a server of layout layers has a layer as a part, and its rule
-            parts = () if training.layout == "layers" or problem.layers is None else problem.layers.parts
-            return LARS(*given, layers=parts)
-        return OPTIMISERS[training.optimiser][0](*given)
-    except ValueError as error:
-        raise Usage(str(error)) from None
+    updates = facts.updates(workers, steps, options)
+    if updates is None and training.schedule == "cosine":
+        raise ValueError(f"schedule cosine with {name}: how many updates a run makes is known at its "
+                         "end; expected cosine(updates), such as cosine(1000)")
+    schedule = parse_schedule(training.schedule, (before or 0) + (updates or 0))
+    moved = training.warmup or training.schedule != "constant"
+    if facts.unscheduled and (training.warmup or training.schedule.startswith("cosine")):
+        raise ValueError(f"warmup or cosine with {name}: {facts.unscheduled}; expected neither")
+    rate = OPTIMISERS[training.optimiser][1]
+    if facts.minimises and problem.coordinates is not None and (
+            moved or training.scale_lr or training.shards != "iid" or training.lr != rate):
+        raise ValueError(f"lr, schedule, warmup, scale_lr or shards with {name} and data "
+                         f"{problem.describe['data']}: each step goes to the minimum along a coordinate, "
+                         "from all rows in order; expected none of them")
+    scale = together(name, facts, options, workers, before is None) if training.scale_lr else 1
+    if training.warmup:
+        start = 1 / scale if training.scale_lr else 1 / (training.warmup + 1)
+        schedule = Warmup(training.warmup, start, schedule)
+    given = scale * training.lr, training.momentum, training.weight_decay, schedule
+    if training.optimiser == "lars":  # a server of layout layers has a layer as a part, and its rule
+        parts = () if training.layout == "layers" or problem.layers is None else problem.layers.parts
+        return LARS(*given, layers=parts)
+    return OPTIMISERS[training.optimiser][0](*given)

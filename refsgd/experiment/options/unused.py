@@ -104,10 +104,14 @@ def _codec(e: Experiment) -> str:
     return "" if encodes else "it encodes nothing: --compress does"
 
 
+def _overhead(e: Experiment) -> str:
+    return "" if any(True for _ in _pairs(e)) else "it sends no messages"
+
+
 #: why a field of the machine changes nothing of a run; empty if it does
 UNUSED: Mapping[str, Callable[[Experiment], str]] = {
     "colocated": _colocated, "cores": _cores, "server_speeds": _server_speeds, "loads": _loads,
-    "duplex": _duplex, "groups": _groups, "reduction": _reduction, "codec": _codec,
+    "duplex": _duplex, "groups": _groups, "reduction": _reduction, "codec": _codec, "overhead": _overhead,
     "latency": partial(_silent, "between"), "bandwidth": partial(_silent, "between"),
     "inside": partial(_silent, "inside")}
 

@@ -339,6 +339,78 @@ def squared_error(z: Array, labels: Array) -> tuple[float, Array]:
     return float(np.sum(away * away, dtype=float)) / (2 * len(z)), away / len(z)
 
 
+def negative_likelihood(z: Array, labels: Array) -> tuple[float, Array]:
+    """Minus the mean probability of the right class: PyTorch's NLLLoss applied to softmax, not its logarithm.
+
+    Parameters
+    ----------
+    z : array, shape (b, classes)
+        Scores; b is at least 1.
+    labels : integer array, shape (b,)
+        Classes, 0 to classes - 1.
+
+    Returns
+    -------
+    loss : float
+        ``-mean(softmax(z)[label])``, from -1 to 0.
+    dz : array, shape (b, classes)
+        ``softmax(z)[label] * (softmax(z) - onehot(labels)) / b``.
+    """
+    rows = np.arange(len(z))
+    e = np.exp(z - z.max(axis=1, keepdims=True))
+    dz = e / e.sum(axis=1, keepdims=True)
+    right = dz[rows, labels].copy()
+    dz[rows, labels] -= 1
+    return -float(np.mean(right, dtype=float)), dz * right[:, None] / len(z)
+
+
+def negative_score(z: Array, labels: Array) -> tuple[float, Array]:
+    """Minus the mean score of the right class, which has no lower bound: PyTorch's NLLLoss applied to scores.
+
+    Parameters
+    ----------
+    z : array, shape (b, classes)
+        Scores; b is at least 1.
+    labels : integer array, shape (b,)
+        Classes, 0 to classes - 1.
+
+    Returns
+    -------
+    loss : float
+        ``-mean(z[label])``.
+    dz : array, shape (b, classes)
+        ``-onehot(labels) / b``.
+    """
+    rows = np.arange(len(z))
+    dz = np.zeros_like(z)
+    dz[rows, labels] = -1
+    return -float(np.mean(z[rows, labels], dtype=float)), dz / len(z)
+
+
+def hinge(z: Array, labels: Array) -> tuple[float, Array]:
+    """Mean over images and classes of what a wrong score lacks to be 1 below the right one, and its gradient.
+
+    Parameters
+    ----------
+    z : array, shape (b, classes)
+        Scores; b is at least 1.
+    labels : integer array, shape (b,)
+        Classes, 0 to classes - 1.
+
+    Returns
+    -------
+    loss : float
+        ``mean(sum_j max(0, 1 + z[j] - z[label])) / classes`` over the wrong classes j.
+    dz : array, shape (b, classes)
+    """
+    rows = np.arange(len(z))
+    lacks = np.maximum(1 + z - z[rows, labels][:, None], 0)
+    lacks[rows, labels] = 0
+    dz = (lacks > 0).astype(z.dtype)
+    dz[rows, labels] = -dz.sum(axis=1)
+    return float(np.sum(lacks, dtype=float)) / z.size, dz / z.dtype.type(z.size)
+
+
 def _positions(length: int, layer: Conv | MaxPool) -> int:
     return (length + 2 * layer.pad - layer.kernel) // layer.stride + 1
 

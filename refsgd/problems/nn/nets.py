@@ -1,7 +1,7 @@
 """Networks by name."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from refsgd.problems.nn import reference
@@ -18,6 +18,9 @@ from refsgd.problems.nn.layers import (
     Relu,
     Sigmoid,
     Tanh,
+    hinge,
+    negative_likelihood,
+    negative_score,
     softmax_cross_entropy,
     squared_error,
 )
@@ -73,18 +76,23 @@ def _stem(shape: Shape, width: int) -> Layers:
     return [*_normed(width, 3), Relu()]
 
 
-def _resnet18(shape: Shape, classes: int, width: int) -> Layers:
+def _resnet18(shape: Shape, classes: int, width: int, blocks: Sequence[int] = (2, 2, 2, 2)) -> Layers:
     """ResNet-18 (He et al. 2016): two blocks of two 3x3 convolutions at each of four widths."""
     layers, inputs = _stem(shape, width), width
-    for stage in range(4):
+    for stage, count in enumerate(blocks):
         outputs = width * 2**stage
-        for block in range(2):
+        for block in range(count):
             stride = 2 if stage and not block else 1
             body = (*_normed(outputs, 3, stride), Relu(), *_normed(outputs, 3))
             shortcut = () if inputs == outputs else tuple(_normed(outputs, 1, stride))
             layers += [Residual(body, shortcut), Relu()]
             inputs = outputs
     return [*layers, GlobalAverage(), Linear(classes)]
+
+
+def _resnet34(shape: Shape, classes: int, width: int) -> Layers:
+    """ResNet-34 (He et al. 2016): 3, 4, 6 and 3 of ResNet-18's blocks; 21,797,672 parameters for 1,000."""
+    return _resnet18(shape, classes, width, (3, 4, 6, 3))
 
 
 def _resnet50(shape: Shape, classes: int, width: int) -> Layers:
@@ -154,10 +162,13 @@ _NETS: dict[str, tuple[Callable[[Shape, int, int], Layers], Shape, int]] = {
     "mlp": (_mlp, _GRAY28, 128),
     "softmax": (_softmax, _GRAY28, 1),
     "resnet18": (_resnet18, _COLOR32, 64),
+    "resnet34": (_resnet34, _COLOR32, 64),
     "resnet50": (_resnet50, _COLOR32, 64),
     "inception": (_inception, _COLOR32, 64),
     "vgg16": (_vgg16, _COLOR32, 64),
 }
+_LOSSES = {"squared": squared_error, "hinge": hinge, "likelihood": negative_likelihood,
+           "score": negative_score}
 _ACTIVATIONS: dict[str, Layer] = {"sigmoid": Sigmoid(), "tanh": Tanh()}
 _FIXED_WIDTH = ("shallow", "lenet5", "softmax")
 NAMES = tuple(_NETS)
@@ -172,7 +183,9 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
         One of `NAMES`, optionally with the width of its first layers after a colon, as in "resnet18:16";
         other layers are scaled in proportion. The default width is 64 for the large nets, 128 for "mlp", 16
         for "tiny". After the colon may also come, or follow after a comma, "sigmoid" or "tanh" in place of
-        relu, and "squared" for the squared error in place of cross-entropy: "mlp:64,tanh,squared".
+        relu, and in place of cross-entropy "squared" for the squared error, "hinge" for the hinge loss, or
+        "likelihood" or "score" for minus the probability or the score of the right class:
+        "mlp:64,tanh,squared".
     input_shape : (H, W, C), optional
         Shape of the images; by default that for which the net was designed.
     classes : int
@@ -198,14 +211,14 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
     builder, shape, width = _NETS[base]
     loss, activation = softmax_cross_entropy, None
     for word in given.split(",") if colon else ():
-        if word == "squared":
-            loss = squared_error
+        if word in _LOSSES:
+            loss = _LOSSES[word]
         elif word in _ACTIVATIONS:
             activation = _ACTIVATIONS[word]
         elif base in _FIXED_WIDTH or not (word.isascii() and word.isdigit() and int(word) > 0):
             expected = "" if base in _FIXED_WIDTH else f"{base}:WIDTH with a whole number of 1 or more, or "
-            raise ValueError(f"net is {name!r}, expected {expected}{base} alone, or with sigmoid, tanh or "
-                             f"squared after a colon, as in {base}:tanh,squared")
+            raise ValueError(f"net is {name!r}, expected {expected}{base} alone, or with sigmoid, tanh, "
+                             f"{', '.join(_LOSSES)} after a colon, as in {base}:tanh,squared")
         else:
             width = int(word)
     if classes < 1:

@@ -102,8 +102,10 @@ class Driver(Linked):
         if not self._emulated:
             self._priority = {}
         self._left: dict[str, float] = {}  # when the last message of each node had left it
-        shared = of_hosts(machine.cores, [(process, task, loads[task.node]) for task in self.all_tasks])
-        self._shared = shared if self.paced else {}
+        if self.paced:  # else processors and messages take the time that they take
+            self._shared = of_hosts(machine.cores, machine.crowding, [(process, task, loads[task.node])
+                                                                      for task in self.all_tasks])
+            self.overhead = machine.overhead
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
         self._effects = 0
         self._next: dict[tuple[str, str], int] = {}  # number of the next message by channel
@@ -382,6 +384,8 @@ class Driver(Linked):
             super()._post(task, to, body, number, nbytes, start)
         elif there not in self._dead:
             self._sent_to[there] += 1
+            self._words.messages_sent += 1
+            self._words.bytes_sent += nbytes
             try:
                 self.transport.post(there, body, task.rank, self.rank[to], number,
                                     start + self._faults.later(src, to))
@@ -396,6 +400,8 @@ class Driver(Linked):
         process = self.process_of[src]
         if process != self.here and process not in self._dead:
             self._got_from[process] += 1
+            self._words.messages_received += 1
+            self._words.bytes_received += nbytes
         super().deliver(to, src, body, number, nbytes, tag, arrival)
 
     # -- the end -------------------------------------------------------------------------------------------

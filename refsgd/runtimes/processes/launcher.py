@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import psutil
 
@@ -37,6 +38,8 @@ LEAD = 0.03  # seconds from "all are ready" to the common start
 GRACE = 0.1  # seconds to end by itself after a failure
 LOOK = 0.05  # seconds between two checks by the launcher if nobody wakes it
 
+#: called when all processes are ready, with their pids and their words of the status table, by node
+OnStart = Callable[[dict[str, int], dict[str, Any]], None]
 #: makes the part of a transport that exists before the fork: memory or listening sockets
 MakeTransport = Callable[[Sequence[str], Mapping[str, frozenset[int]]], Segment | Listeners]
 
@@ -126,8 +129,9 @@ class Launch:
             self.pids[process] = child.pid or 0
         self.ends.forked()
 
-    def watch(self, on_start: Callable[[dict[str, int]], None] | None = None) -> None:
-        """Watch the processes until all have ended; `on_start` gets their pids by node when all are ready."""
+    def watch(self, on_start: OnStart | None = None) -> None:
+        """Watch the processes until all have ended; `on_start` gets their pids and words of the status table
+        by node when all are ready."""
         while self._running:
             ready = wait_for([*self._running, self.wake_up.fileno()],
                              0.001 if self._before is not None else self._continue_paused())
@@ -246,11 +250,13 @@ class Launch:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         return f"; waiting: {', '.join(words)}{more}" if words else ""
 
-    def _begin(self, on_start: Callable[[dict[str, int]], None] | None) -> None:
+    def _begin(self, on_start: OnStart | None) -> None:
         """Start all processes together once all are ready."""
         if not self.status.run.start and all(self.status.process[p].ready for p in self.living):
             if on_start is not None:
-                on_start({n: self.pids[p] for n, p in self.process_of.items() if p in self.pids})
+                places = {n: p for n, p in self.process_of.items() if p in self.pids}
+                on_start({n: self.pids[p] for n, p in places.items()},
+                         {n: self.status.process[p] for n, p in places.items()})
             self.status.run.start = int((time.monotonic() + LEAD) * 1e9)
             self._wake_all()
 

@@ -22,7 +22,7 @@ from refsgd.runtimes.faults import POLICIES, Fault, check
 from refsgd.runtimes.fork import NO_FORK, can_fork, own_children
 from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes.driver import Beginning
-from refsgd.runtimes.processes.launcher import Launch, MakeTransport
+from refsgd.runtimes.processes.launcher import Launch, MakeTransport, OnStart
 from refsgd.runtimes.processes.reports import ChildTraceback
 from refsgd.runtimes.processes.status import Standing
 from refsgd.runtimes.transports.shared_memory import Segment
@@ -35,7 +35,7 @@ TRANSPORTS: dict[str, MakeTransport] = {"shm": Segment, "tcp": Listeners}
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *,
         transport: str = "shm",
-        deadline: float | None = None, on_start: Callable[[dict[str, int]], None] | None = None,
+        deadline: float | None = None, on_start: OnStart | None = None,
         observe: int = 64, on_death: str = "stop", faults: Iterable[Fault] = (),
         journal: Callable[[Event], None] | None = None, beginning: Beginning | None = None,
         largest: int | None = None) -> Run:

@@ -1,5 +1,5 @@
-"""Resource use of processes: processor time, resident memory, bytes read and written, sampled on the trace's
-clock."""
+"""Resource use of processes, sampled on the trace's clock: processor time, memory, files, and what they have
+said to each other; `refsgd.trace.resources` has the form."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from refsgd.trace.resources import COLUMNS, DEFAULT, FILES, FORMAT, TRAFFIC
 
-class Sample(NamedTuple):
-    """One process at one time."""
 
-    time: float  #: seconds since the common start
-    cpu: float  #: processor seconds per second since the previous sample (1.0: one core busy)
-    rss: int  #: bytes of resident memory; shared pages count for each process
-    read: int  #: bytes read from files and devices so far
-    written: int
+class _Used(NamedTuple):
+    """What a process has used since it began, and its memory now."""
+
+    cpu: float
+    rss: int
+    files: tuple[int, ...]  #: as FILES
+    private: int  #: resident without shared, on Linux
 
 
 class Monitor:
     """Samples processes every `every` seconds from a thread of this one, from `start` to `stop`; a sample
     costs about 0.1 ms per process.
 
-    "grown" is by how much the most private memory (resident without shared, on Linux) exceeds the least
-    before, at the start: it leaves out the interpreter, its modules, the data, and arrays in shared memory.
+    The processes themselves count their messages, in memory that they share with this one.  "grown" is by how
+    much the most private memory exceeds the least before, at the start: it leaves out the interpreter, its
+    modules, the data, and arrays in shared memory.
 
     >>> import time
     >>> monitor = Monitor(every=0.01)
@@ -37,29 +39,31 @@ class Monitor:
     True
     """
 
-    def __init__(self, every: float = 0.05) -> None:
-        if not every > 0:
+    def __init__(self, every: float = DEFAULT) -> None:
+        if not 0 < every < float("inf"):
             raise ValueError(f"every {every} s; expected a time > 0 between samples")
         self.every = every
-        self.samples: dict[str, list[Sample]] = {}
+        self.samples: dict[str, list[list[float]]] = {}
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, pids: Mapping[str, int]) -> None:
-        """Begin to sample the processes `pids` by node, each once, and this process as "launcher"."""
+    def start(self, pids: Mapping[str, int], words: Mapping[str, Any] | None = None) -> None:
+        """Begin to sample the processes `pids` by node, each once, and this process as "launcher"; `words`
+        are their entries of the status table."""
         if self._thread is not None:  # another attempt of the run: the first is watched
             return
         pids = {**pids, "launcher": os.getpid()}
+        self._words = dict(words or {})
         self._zero = time.perf_counter()
         self._processes: dict[str, psutil.Process] = {}
         for node, pid in pids.items():
             if pid not in [p.pid for p in self._processes.values()]:
                 self._processes[node] = psutil.Process(pid)
         self.samples = {node: [] for node in self._processes}
-        self._cpu = dict.fromkeys(self._processes, 0.0)
-        self._grown, self._least = dict.fromkeys(self._processes, 0), dict[str, int]()
+        self._least = dict[str, int]()
         # Here, not in the thread, which may run first when the programs have begun.
-        self._first = {node: self._used(p) for node, p in self._processes.items()}
+        self._first = {node: _used(p) for node, p in self._processes.items()}
+        self._before = {node: first.cpu for node, first in self._first.items() if first is not None}
         self._thread = threading.Thread(target=self._watch, name="refsgd-monitor", daemon=True)
         self._thread.start()
 
@@ -69,41 +73,50 @@ class Monitor:
         if self._thread is not None:
             self._thread.join()
         out = {}
-        for node, found in self.samples.items():
-            if found:
-                out[node] = {"cpu": self._cpu[node] / found[-1].time if found[-1].time else 0.0,
-                             "rss_max": max(s.rss for s in found),
-                             "grown": self._grown[node],
-                             "read": found[-1].read, "written": found[-1].written,
-                             "samples": [list(s) for s in found]}
+        for node, rows in self.samples.items():
+            first = self._first[node]
+            if rows and first is not None:
+                last, most = (dict(zip(COLUMNS, each)) for each in (rows[-1], map(max, zip(*rows))))
+                out[node] = {"format": FORMAT, "every": self.every, "columns": list(COLUMNS),
+                             "cpu": (self._before[node] - first.cpu) / last["time"],
+                             "rss_max": most["rss"], "grown": most["grown"],
+                             **{what: last[what] for what in FILES},
+                             # of the whole run, which may have gone on after the last sample
+                             **dict(zip(TRAFFIC, self._traffic(node))), "samples": rows}
         return out
 
     def _watch(self) -> None:
-        before = dict.fromkeys(self._processes, 0.0)
         while not self._done.wait(self.every):
             for node, process in list(self._processes.items()):
-                used, since = self._used(process), self._first[node]
-                if used is None or since is None:  # it has ended
+                used, first = _used(process), self._first[node]
+                if used is None or first is None:  # it has ended
                     del self._processes[node]
                     continue
-                now = time.perf_counter() - self._zero
-                last = self.samples[node][-1].time if self.samples[node] else 0.0
-                cpu, rss, read, written, private = used
-                self._least[node] = min(self._least.get(node, since[4]), private)
-                self._grown[node] = max(self._grown[node], private - self._least[node])
-                self._cpu[node] = cpu - since[0]
-                self.samples[node].append(Sample(now, (cpu - since[0] - before[node]) / (now - last),
-                                                 int(rss), int(read - since[2]), int(written - since[3])))
-                before[node] = cpu - since[0]
+                now, rows = time.perf_counter() - self._zero, self.samples[node]
+                cpu = (used.cpu - self._before[node]) / (now - (rows[-1][0] if rows else 0.0))
+                self._before[node] = used.cpu
+                self._least[node] = min(self._least.get(node, first.private), used.private)
+                files = [b - a for a, b in zip(first.files, used.files)]
+                grown = used.private - self._least[node]
+                rows.append([now, cpu, used.rss, *files, grown, *self._traffic(node)])
 
-    @staticmethod
-    def _used(process: psutil.Process) -> tuple[float, int, int, int, int] | None:
-        try:
-            with process.oneshot():
-                times = process.cpu_times()
-                files = process.io_counters() if hasattr(process, "io_counters") else None  # not on macOS
-                memory = process.memory_info()
-                return (times.user + times.system, memory.rss, files.read_bytes if files else 0,
-                        files.write_bytes if files else 0, memory.rss - getattr(memory, "shared", 0))
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            return None
+    def _traffic(self, node: str) -> list[int]:
+        """Bytes and messages that a process has sent and received; the launcher takes part in no exchange."""
+        words = self._words.get(node)
+        return [getattr(words, what) if words is not None else 0 for what in TRAFFIC]
+
+
+def _used(process: psutil.Process) -> _Used | None:
+    """What a process has used; None if it has ended."""
+    try:
+        with process.oneshot():
+            times = process.cpu_times()
+            f = process.io_counters() if hasattr(process, "io_counters") else None  # not on macOS
+            memory = process.memory_info()
+            if not memory.rss:  # its parent has not noticed yet
+                return None
+            files = (f.read_bytes, f.write_bytes, f.read_count, f.write_count) if f else (0,) * len(FILES)
+            return _Used(times.user + times.system, memory.rss, files,
+                         memory.rss - getattr(memory, "shared", 0))
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None

@@ -1,24 +1,28 @@
-"""The programs over MPI: every rank calls `run`, and rank k drives process k of the deployment.
+"""The programs over MPI or torch.distributed: every rank calls `run`, and rank k drives process k of the
+deployment.
 
-If a process is killed, `mpiexec` ends all; if a program raises an exception, or SIGTERM comes, all ranks
-raise it.  Whatever needs all ranks has a deadline, after which `MPI_Abort` ends the job.
+If a process is killed, `mpiexec` or the first rank that misses it ends all; if a program raises an exception,
+or SIGTERM comes, all ranks raise it.  Whatever needs all ranks has a deadline, after which the job is ended.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, TypeVar
 
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Deployment, Factory
 from refsgd.runtimes.errors import RunFailed
+from refsgd.runtimes.fork import LAUNCHERS
 from refsgd.runtimes.processes.driver import Aborted, Beginning, Driver
 from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.launcher import LEAD
@@ -30,14 +34,23 @@ from refsgd.runtimes.transports.wire import LARGEST_PAYLOAD
 from refsgd.trace import Event, Run
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
+    from refsgd.runtimes.transports.ranks import Comm
 
 STARTING = 600.0  # seconds for all ranks to reach a run: some may still load data
 GRACE = 1.0  # seconds for a terminated rank to fail
 
 
-def world() -> MPI.Intracomm:
-    """All ranks started by mpiexec; raises `RunFailed` with what to install if there is no MPI."""
+def world(runtime: str = "mpi") -> Comm:
+    """All ranks started by the runtime's launcher; raises `RunFailed` with what to install if there is no
+    MPI, or for "torch" no PyTorch."""
+    if runtime == "torch":
+        try:
+            import_module("torch.distributed")
+        except ImportError as error:
+            raise RunFailed(
+                f"no PyTorch here ({error}); expected torch: pip install 'refsgd[torch]'") from None
+        from refsgd.runtimes.transports import gloo
+        return gloo.world()
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -46,9 +59,19 @@ def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
+def too_few(runtime: str, size: int, needed: int) -> str:
+    """The end of an error: how many ranks there are, and the command that starts enough."""
+    launcher, command = LAUNCHERS[runtime]
+    return f"{launcher} has started {size}; use {command.format(needed)}"
+
+
+def _on_one_computer(comm: Comm) -> bool:
+    return len(set(comm.allgather(platform.node()))) == 1
+
+
 @contextmanager
-def _within(seconds: float, comm: MPI.Comm, what: str) -> Iterator[None]:
-    """A deadline for an operation that needs all ranks and that MPI cannot interrupt; it ends the job."""
+def _within(seconds: float, comm: Comm, what: str) -> Iterator[None]:
+    """A deadline for an operation that needs all ranks and that nothing can interrupt; it ends the job."""
     why = f"rank {comm.rank}: not all ranks came {what} within {seconds:g} s; expected all {comm.size}"
     timer = threading.Timer(seconds, abort, (comm, why))
     timer.daemon = True
@@ -90,16 +113,14 @@ def _fails_if_terminated(ranks: Ranks) -> Iterator[None]:
 Made = TypeVar("Made")
 
 
-def in_order(make: Callable[[bool], Made]) -> Made:
+def in_order(make: Callable[[bool], Made], runtime: str = "mpi") -> Made:
     """The result of `make`, called on rank 0 first, with True, and then on the others; all must be on one
     computer."""
-    comm, first, error = world(), None, None
-    from mpi4py import MPI
-
+    comm, first, error = world(runtime), None, None
     with _within(STARTING, comm, "to make a record"):
-        if comm.Split_type(MPI.COMM_TYPE_SHARED).size < comm.size:
-            raise RunFailed(
-                "records are written by the ranks of one computer; expected mpiexec on a single one")
+        if not _on_one_computer(comm):
+            raise RunFailed("records are written by the ranks of one computer; expected "
+                            f"{LAUNCHERS[runtime][0]} on a single one")
         if comm.rank == 0:
             try:
                 first = make(True)
@@ -112,42 +133,41 @@ def in_order(make: Callable[[bool], Made]) -> Made:
 
 
 def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int = 0, *, observe: int = 64,
-        comm: MPI.Intracomm | None = None, everywhere: bool = False, deadline: float = PATIENCE,
+        runtime: str = "mpi", everywhere: bool = False, deadline: float = PATIENCE,
         journal: Callable[[Event], None] | None = None, beginning: Beginning | None = None,
         largest: int | None = None) -> Run | None:
-    """Run a deployment over MPI; every rank of `comm` calls this with the same arguments."""
-    ranks = comm if comm is not None else world()
-    from mpi4py import MPI
-
+    """Run a deployment over MPI, or with "torch" over torch.distributed; every rank calls this with the same
+    arguments."""
+    ranks = world(runtime)
     machine = machine or Machine()
     deployment = beginning.deployment if beginning is not None else factory() if callable(
         factory) else factory
     if any(node.cells for node in deployment.values()):
-        raise ValueError("the nodes of this deployment share memory (Load, Add), but MPI ranks do not; use "
+        raise ValueError("the nodes of this deployment share memory (Load, Add), but ranks do not; use "
                          "processes or the simulator")
     processes = list(dict.fromkeys(machine.place(deployment).values()))
     if len(processes) > ranks.size:
-        raise ValueError(f"this deployment needs {len(processes)} processes and MPI has started "
-                         f"{ranks.size}; use mpiexec -n {len(processes)}")
+        raise ValueError(f"this deployment needs {len(processes)} processes and "
+                         f"{too_few(runtime, ranks.size, len(processes))}")
     with _within(STARTING, ranks, "to the run"):
-        one_computer = len(set(ranks.allgather(MPI.Get_processor_name()))) == 1
+        one_computer = _on_one_computer(ranks)
         if not one_computer and (machine.paced or machine.linked):
             raise ValueError("pacing needs all ranks on one computer, whose clock they share; use Machine(), "
                              "on the command line --compute none")
-        own = ranks.Split(0 if ranks.rank < len(processes) else MPI.UNDEFINED, ranks.rank)
-        rounds = own.Dup() if own != MPI.COMM_NULL else None
+        takes_part = ranks.rank < len(processes)
+        own, rounds = (ranks.Split(int(not takes_part), ranks.rank) for _ in range(2))
     result: Run | None = None
     failure: BaseException | None = None
-    if rounds is not None:
+    if takes_part:
         try:
             result = _drive(own, rounds, processes, deployment, machine, seed, observe, one_computer,
                             deadline, journal, beginning,
                             LARGEST_PAYLOAD if largest is None else largest)
         except Exception as error:
             failure = error
-        with _within(deadline, own, "to the end of the run"):
-            rounds.Free()
-            own.Free()
+    with _within(deadline, own, "to the end of the run"):
+        rounds.Free()
+        own.Free()
     if everywhere:
         result, reason, cause = ranks.bcast(
             (result, failure, failure.__cause__ if failure is not None else None))
@@ -159,7 +179,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     return result
 
 
-def _group_links(comm: MPI.Comm, network: Network) -> GroupLinks:
+def _group_links(comm: Comm, network: Network) -> GroupLinks:
     """The links of groups of hosts, in a file that is unlinked once all ranks have opened it."""
     with _within(STARTING, comm, "to share links"):
         path = ""
@@ -175,8 +195,8 @@ def _group_links(comm: MPI.Comm, network: Network) -> GroupLinks:
     return groups
 
 
-def _drive(comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str], deployment: Deployment,
-           machine: Machine, seed: int, observe: int, one_computer: bool, deadline: float,
+def _drive(comm: Comm, rounds: Comm, processes: Sequence[str], deployment: Deployment, machine: Machine,
+           seed: int, observe: int, one_computer: bool, deadline: float,
            journal: Callable[[Event], None] | None,
            beginning: Beginning | None, largest: int) -> Run | None:
     """One rank's part of a run."""

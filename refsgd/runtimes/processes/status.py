@@ -39,7 +39,9 @@ class _OfProcess(ctypes.Structure):
         "text",  # bytes of its text
         "dead",
         "noticed",  # how many deaths and notices that no message can arrive it has seen
-        "wake")]  # when to continue it, on the monotonic clock [ns]
+        "wake",  # when to continue it, on the monotonic clock [ns]
+        "bytes_sent", "bytes_received",  # payloads of messages to and from other processes
+        "messages_sent", "messages_received")]
 
 
 class _OfProgram(ctypes.Structure):

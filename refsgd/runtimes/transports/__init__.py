@@ -1,1 +1,1 @@
-"""Transports of messages between processes: rings in shared memory, sockets, MPI, and their frames."""
+"""Transports of messages between processes: rings in shared memory, sockets, MPI, torch, and their frames."""

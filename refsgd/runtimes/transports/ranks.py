@@ -1,19 +1,20 @@
-"""Transport over MPI, and the counting by which all ranks agree that the run is over.
+"""Transport over MPI or torch.distributed, and the counting by which all ranks agree that the run is over.
 
-Frames are those of `refsgd.runtimes.transports.wire`, joined into one buffer (MPI preserves the boundaries of
-messages); no message is pickled.  MPI offers nothing to sleep on, so waiting polls, with naps that grow from
+Frames are those of `refsgd.runtimes.transports.wire`, joined into one buffer (both preserve the boundaries of
+messages); no message is pickled.  Both offer nothing to sleep on, so waiting polls, with naps that grow from
 20 us to 1 ms.  The run ends by the same counting as among local processes, as rounds of a non-blocking sum
 over all ranks, from which every rank draws the same conclusion; a busy rank takes part once a second, to show
 that it is alive.  Every wait has a deadline: a rank that is late (stopped, or in a long Compute) is named if
-possible, and `MPI_Abort` ends the job.
+possible, and the job is ended.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,6 +34,10 @@ from refsgd.runtimes.transports.wire import (
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from refsgd.runtimes.transports.gloo import Communicator
+
+    Comm: TypeAlias = MPI.Comm | Communicator
+
 MESSAGE, FAILED, CALL, HERE = range(7, 11)  # tags
 SHORTEST, LONGEST = 20e-6, 1e-3  # naps [s]
 QUIET = 0.1  # seconds of idleness after which a rank takes part in the counting before its mains return
@@ -43,9 +48,35 @@ PULSE = 1.0  # seconds between two rounds of counting in which a busy rank takes
 ANSWER = 0.5  # seconds to answer a roll call
 
 
-def abort(comm: MPI.Comm, why: str) -> None:
+class Arrival(NamedTuple):
+    """A message that has come; `read` gives its bytes."""
+
+    source: int
+    tag: int
+    nbytes: int
+    read: Callable[[], bytearray]
+
+
+@singledispatch
+def first(comm: Any, tag: int | None = None) -> Arrival | None:
+    """The first message, or the first one with a tag, if it has come; over MPI, unless another kind of
+    communicator is registered."""
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    message = comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG if tag is None else tag, status)
+
+    def read() -> bytearray:
+        data = bytearray(status.Get_count())
+        message.Recv(data)
+        return data
+
+    return message and Arrival(status.Get_source(), status.Get_tag(), status.Get_count(), read)
+
+
+def abort(comm: Comm, why: str) -> None:
     """End all ranks, with one line."""
-    sys.stderr.write(f"refsgd: {why}; MPI_Abort ends all ranks\n")
+    sys.stderr.write(f"refsgd: {why}; all ranks end\n")
     sys.stderr.flush()
     comm.Abort(1)
 
@@ -60,19 +91,17 @@ class Ranks(Transport):
     can make another allocate more.
     """
 
-    def __init__(self, comm: MPI.Comm, rounds: MPI.Comm, processes: Sequence[str],
+    def __init__(self, comm: Comm, rounds: Comm, processes: Sequence[str],
                  nodes: Sequence[frozenset[int]], table: StatusTable, deadline: float, largest: int) -> None:
-        from mpi4py import MPI
-
         self._processes, self._nodes, self._largest = processes, nodes, largest
         self._longest = HEAD.size + LONGEST_DESCRIPTION + largest
         now = time.monotonic()
         self._deadline, self._heard, self._looked, self._entered, self._pulse = (
             deadline, now, now, now, now + PULSE)
-        self._mpi, self._comm, self._rounds = MPI, comm, rounds
+        self._comm, self._rounds = comm, rounds
         self._rank = {process: k for k, process in enumerate(processes)}
         self._words, self._run = table.process[processes[comm.rank]], table.run
-        self._pending: list[tuple[Any, bytes]] = []
+        self._pending: list[tuple[Any, bytes | bytearray]] = []
         self._frames = []
         self._nap, self._knocked = SHORTEST, False
         self._mine, self._total = np.zeros(4, np.int64), np.zeros(4, np.int64)
@@ -84,9 +113,9 @@ class Ranks(Transport):
         self.terminated = False  #: whether SIGTERM has come: the next `take` fails
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Hand a message to MPI; never waits."""
-        frame = b"".join(encode(body, src, to, number, stamp, limit=self._largest))
-        request = self._comm.Isend([frame, self._mpi.BYTE], self._rank[process], MESSAGE)
+        """Begin to send a message; never waits."""
+        frame = bytearray().join(encode(body, src, to, number, stamp, limit=self._largest))
+        request = self._comm.Isend(frame, self._rank[process], MESSAGE)
         self._pending.append((request, frame))
 
     def take(self) -> list[Frame]:
@@ -97,10 +126,9 @@ class Ranks(Transport):
             self._pending = [one for one in self._pending if not one[0].Test()]
         if time.monotonic() > self._pulse:
             self._count()
-        status = self._mpi.Status()
-        while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status)) is not None:
-            data, src = self._receive(message, status), status.Get_source()
-            if status.Get_tag() == FAILED:
+        while (arrival := first(self._comm)) is not None:
+            data, src = self._receive(arrival), arrival.source
+            if arrival.tag == FAILED:
                 self._run.command = ABORT
                 break
             try:
@@ -111,17 +139,15 @@ class Ranks(Transport):
             self._nap, self._heard = SHORTEST, time.monotonic()
         return self._completed()
 
-    def _receive(self, message: MPI.Message, status: MPI.Status) -> bytearray:
-        """The bytes of a message that MPI has matched; a message longer than any frame ends the job before
-        memory is allocated for it."""
-        count, src = status.Get_count(self._mpi.BYTE), status.Get_source()
+    def _receive(self, arrival: Arrival) -> bytearray:
+        """The bytes of a message; one that is longer than any frame ends the job, over MPI before memory is
+        allocated for it."""
+        src, _, count, read = arrival
         # MPI cannot refuse it: its sender would never return, and Open MPI does not survive truncating it
         if count > self._longest:
             abort(self._comm, f"{self._processes[src]} (rank {src}) sent a message of {count} bytes; "
                               f"expected at most {self._longest}")
-        data = bytearray(count)
-        message.Recv([data, self._mpi.BYTE])
-        return data
+        return read()
 
     def _decode(self, data: memoryview, src: int) -> None:
         """Check that these bytes are one frame of this run, and keep it."""
@@ -143,13 +169,13 @@ class Ranks(Transport):
 
     def soon(self, timeout: float) -> bool:
         """Whether a message has arrived."""
-        return bool(self._comm.Iprobe(self._mpi.ANY_SOURCE))
+        return bool(self._comm.Iprobe())
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
         """Nap until something may have happened, at most `timeout` seconds; take part in the counting."""
         self._count()
         end = time.monotonic() + timeout
-        while not (self._knocked or self._run.command or self._comm.Iprobe(self._mpi.ANY_SOURCE)):
+        while not (self._knocked or self._run.command or self._comm.Iprobe()):
             left = end - time.monotonic()
             if left <= 0:
                 break
@@ -165,7 +191,7 @@ class Ranks(Transport):
 
     @property
     def unsent(self) -> int:
-        """Number of messages that MPI has not accepted yet."""
+        """Number of messages that have not been accepted yet."""
         return len(self._pending)
 
     def _count(self) -> None:
@@ -210,22 +236,20 @@ class Ranks(Transport):
 
     def _answer_calls(self) -> None:
         """Answer roll calls."""
-        status = self._mpi.Status()
-        while (call := self._rounds.Improbe(self._mpi.ANY_SOURCE, CALL, status)) is not None:
-            call.Recv([bytearray(1), self._mpi.BYTE])
-            self._pending.append((self._rounds.Isend([b"", self._mpi.BYTE], status.Get_source(), HERE), b""))
+        while (call := first(self._rounds, CALL)) is not None:
+            call.read()
+            self._pending.append((self._rounds.Isend(b"", call.source, HERE), b""))
 
     def _absent(self) -> str:
         """Call the roll: the ranks that do not answer, in words, for the end of an error."""
-        absent, status, end = set(range(self._comm.size)) - {
-            self._comm.rank}, self._mpi.Status(), time.monotonic() + ANSWER
+        absent, end = set(range(self._comm.size)) - {self._comm.rank}, time.monotonic() + ANSWER
         for rank in absent:
-            self._pending.append((self._rounds.Isend([b"", self._mpi.BYTE], rank, CALL), b""))
+            self._pending.append((self._rounds.Isend(b"", rank, CALL), b""))
         while absent and time.monotonic() < end:
             self._answer_calls()
-            while (here := self._rounds.Improbe(self._mpi.ANY_SOURCE, HERE, status)) is not None:
-                here.Recv([bytearray(1), self._mpi.BYTE])
-                absent.discard(status.Get_source())
+            while (here := first(self._rounds, HERE)) is not None:
+                here.read()
+                absent.discard(here.source)
             time.sleep(LONGEST)
         names = [f"{self._processes[rank]} (rank {rank})" for rank in sorted(absent)]
         more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -250,7 +274,7 @@ class Ranks(Transport):
         """Tell all others that a program here has raised an exception."""
         for rank in range(self._comm.size):
             if rank != self._comm.rank:
-                self._pending.append((self._comm.Isend([b"", self._mpi.BYTE], rank, FAILED), b""))
+                self._pending.append((self._comm.Isend(b"", rank, FAILED), b""))
 
     def meet(self, line: str) -> None:
         """Wait until all ranks have finished; if that takes too long, end the job with a line."""
@@ -267,11 +291,10 @@ class Ranks(Transport):
 
     def drain(self) -> None:
         """Receive messages still in transit, so that none of them reaches the next run."""
-        barrier, status = None, self._mpi.Status()
+        barrier: Any = None
         while barrier is None or not barrier.Test():
-            while (message := self._comm.Improbe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG,
-                                                 status)) is not None:
-                self._receive(message, status)
+            while (arrival := first(self._comm)) is not None:
+                self._receive(arrival)
             if barrier is None and all(request.Test() for request, _ in self._pending):
                 barrier = self._comm.Ibarrier()
             time.sleep(SHORTEST)

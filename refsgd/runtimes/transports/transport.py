@@ -1,4 +1,4 @@
-"""The interface between driver and transport: rings in shared memory, sockets, or MPI."""
+"""The interface between driver and transport: rings in shared memory, sockets, or MPI and torch."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Transport:
 
     @property
     def unsent(self) -> int:
-        """Number of kept bytes, or over MPI messages, that did not fit."""
+        """Number of kept bytes, or over MPI and torch messages, that did not fit."""
         raise NotImplementedError
 
     def forget(self, process: str) -> None:

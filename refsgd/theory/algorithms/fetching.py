@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from refsgd.theory.algorithms.asp import PUSHES, read
 from refsgd.theory.algorithms.peers import free
-from refsgd.theory.estimate import Uncovered, check_count
+from refsgd.theory.estimate import Uncovered, certain, check_count, kind_of
 from refsgd.theory.phenomena import iteration, staleness
 from refsgd.theory.phenomena.server import mean_value_analysis
 from refsgd.theory.prediction import Figures, Prediction
@@ -24,7 +24,7 @@ def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
     A fetch takes 2 latency + w, since its request has no payload.  `behind` is the share of fetches that
     directly follow a push of the same worker and also wait for that push's w and update.
     """
-    alpha, w = _latency(c), 0.0 if c.machine.colocated and c.workers == 1 else c.transfer
+    alpha, w = _path(c)
     exchange, waits = (2 * alpha + w + behind * w) / fetch_every, behind * c.update / fetch_every
     rounds = [time.mean + exchange + waits for time in c.times]
     return Prediction(c.workers / math.fsum(1 / r if r else math.inf for r in rounds), "s", "exact",
@@ -34,9 +34,9 @@ def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
                       "Dean et al. 2012; Zhang et al. 2015", "a fetch waits, a push does not")
 
 
-def _latency(c: Setting) -> float:
-    """Seconds to a server; 0 for a lone worker on the same host."""
-    return 0.0 if c.machine.colocated and c.workers == 1 else c.machine.latency
+def _path(c: Setting) -> tuple[float, float]:
+    """Latency to a server, and w on the way; 0 for a lone worker on the same host."""
+    return (0.0, 0.0) if c.machine.colocated and c.workers == 1 else (c.machine.latency, c.transfer)
 
 
 def _busy(c: Setting) -> bool:
@@ -61,7 +61,7 @@ def downpour(c: Setting) -> Figures:
     turns = c.workers == c.servers == push == fetch == 1 and not (c.placed or c.machine.colocated)
     if turns or not _busy(c):  # no worker waits for the last push, and no push precedes the first fetch
         step = lone(c, fetch, 1 / push if math.gcd(fetch, push) == 1 else 0.0)
-        run = free(c, step, tail=_latency(c), more=fetches * fetch - c.steps)
+        run = free(c, step, tail=_path(c)[0], more=fetches * fetch - c.steps)
         if push == fetch == 1:
             age = replace(staleness.asp_run(c.times, c.steps, c.exchanges), kind="approximation")
     small = c.pushed / c.nbytes if c.nbytes else 1.0  # a gradient on the wire
@@ -86,10 +86,14 @@ def easgd(c: Setting) -> Figures:
     run = step
     if not c.met and (len(set(c.times)) == 1 or not _busy(c)):
         step = _elastic(c, h)
-        after = (c.steps - h * (exchanges - 1)) * step.terms["compute E[T]"]  # beside the last force
+        after = (c.steps - h * (exchanges - 1)) * (step.terms["compute E[T]"] + step.terms["own update"])
         first = (c.workers - 1) * max(c.transfer / c.servers, c.update) * c.tied  # all begin with a fetch
-        run = free(c, step, own=1, more=exchanges * h - c.steps, tail=max(_latency(c) - after, 0.0) + first)
-        if _latency(c) > after and len(set(c.times)) > 1:
+        end = _path(c)[0] + _force(c)  # of the last force, beside which workers compute
+        late = max(end - after, 0.0)
+        if c.workers == 1:
+            late -= h * step.terms["queueing"]  # waited for before each fetch; none follows the last force
+        run = free(c, step, own=1, more=exchanges * h - c.steps, tail=late + first)
+        if end > after and not c.tied:
             run = replace(run, kind="approximation")
     out = _exchanging(c, h, step, run, c.workers * exchanges)
     if c.machine.latency or not c.tied:
@@ -100,11 +104,24 @@ def easgd(c: Setting) -> Figures:
     return out.without(RUN, "clock_gap_max", "lead_max")
 
 
+def _force(c: Setting) -> float:
+    """Seconds until a lone worker's force is applied, without latency; several workers' forces queue."""
+    return _path(c)[1] + c.update if c.workers == 1 else 0.0
+
+
 def _elastic(c: Setting, h: int) -> Prediction:
-    """The iteration of EASGD's workers, and what they wait at the busier of a server's link and processor."""
+    """The iteration of EASGD's workers, and what they wait at the busier of a server's link and processor.
+
+    A lone worker waits for its last force where h iterations take less time than the force.
+    """
     step, own = lone(c, h), math.fsum(c.own) / c.workers
     terms = {**step.terms, "update": step.terms["update"] + own, "own update": own}
     value, service = step.value + own, max(c.transfer / c.servers, c.update) if c.workers > 1 else 0.0
+    if force := _force(c):
+        wait = max(force / h - step.terms["compute E[T]"] - own, 0.0)
+        known = c.tied and certain(c.machine.update) and (not wait or c.servers == 1)
+        return replace(step, value=value + wait, terms={**terms, "queueing": wait}, kind=kind_of(known),
+                       formula=step.formula + "; h iterations take at least the force's w + u")
     if not service or c.tied:
         least = max(value, c.workers * service / h)
         return replace(step, value=least, terms={**terms, "queueing": least - value},

@@ -18,7 +18,7 @@ Lin et al., "Deep gradient compression", ICLR 2018: sparse vectors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from refsgd.theory.estimate import check_count
@@ -84,6 +84,17 @@ def ring(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
     return _priced(steps * link.latency, steps * link.wire(piece), (n - 1) * piece * link.reduction,
                    "2 (n-1) (alpha + m beta) + (n-1) m gamma", "Patarasuk and Yuan 2009",
                    2 * (n - 1) * m)
+
+
+def sharded(n: int, layers: Sequence[float], link: Link, gathers: int) -> Exchange:
+    """Layers that go round a ring one after another: each is reduced once, and gathered some times, in n-1
+    steps of its largest chunk, m_l bytes."""
+    pieces = [4 * math.ceil(m / (4 * n)) for m in layers]
+    times = (gathers + 1) * (n - 1)
+    return _priced(times * len(pieces) * link.latency, times * link.wire(math.fsum(pieces)),
+                   (n - 1) * math.fsum(pieces) * link.reduction,
+                   f"(n-1) sum_l ({gathers + 1} (alpha + m_l beta) + m_l gamma)", "Rajbhandari et al. 2020",
+                   times * math.fsum(layers))
 
 
 def several_rings(n: int, m: float, link: Link, k: int) -> Exchange:

@@ -26,7 +26,7 @@ import numpy as np
 from scipy import special
 
 from refsgd.cluster.distributions import Distribution, survival
-from refsgd.theory.estimate import Values, check_count, check_distribution
+from refsgd.theory.estimate import Values, check_count, check_distribution, replayed
 from refsgd.theory.prediction import DomainError
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
@@ -120,14 +120,25 @@ def _in_closed_form(time: Distribution, n: int, j: int) -> float | None:
     return closed[time.family]() if time.family in closed else None
 
 
+def _by_columns(times: Sequence[Distribution], j: int) -> float:
+    """Mean over k of the j-th smallest of the k-th times, some of them replayed and the others fixed."""
+    length = math.lcm(*(len(time.parameters) for time in times))
+    if any(time.family not in ("replayed", "fixed") for time in times) or length > 1_000_000:
+        raise DomainError("replayed times beside random ones, or of lengths with no common multiple up to "
+                          "1,000,000; the order statistic assumes lists that repeat together")
+    return float(np.sort([np.resize(time.parameters, length) for time in times], axis=0)[j - 1].mean())
+
+
 def mean_of_maximum(times: Sequence[Distribution]) -> float:
-    """E[max of independent times] in seconds."""
+    """E[max of independent times] in seconds; of replayed times, the mean over their common rounds."""
     if not times:
         raise DomainError("0 workers; the maximum assumes at least one")
     for time in times:
         check_distribution("compute", time)
     if len(times) == 1:
         return times[0].mean
+    if replayed(times):
+        return _by_columns(times, len(times))
     counts, n = Counter(times), len(times)
     if len(counts) == 1 and (known := _in_closed_form(times[0], n, n)) is not None:
         return known
@@ -145,6 +156,8 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
     n, first = len(times), check_distribution("compute", times[0])
     if not 1 <= j <= n or len(set(times)) > 1:
         raise DomainError(f"order {j} of {n} workers; the order statistic assumes equal ones, 1 <= j <= n")
+    if replayed(times):
+        return _by_columns(times, j)
     if j == n:
         return mean_of_maximum(times)
     if (known := _in_closed_form(first, n, j)) is not None:
@@ -164,6 +177,8 @@ def sum_of(time: Distribution, count: int) -> tuple[Distribution, bool]:
     mean = check_distribution("compute", time).mean
     if count == 1:
         return time, True
+    if time.family == "replayed":
+        raise DomainError("replayed times; the distribution of a sum assumes independent ones")
     if time.family == "fixed" or mean == 0:
         return Distribution("fixed", (mean * count,)), True
     if time.family == "exponential":

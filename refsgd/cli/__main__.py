@@ -1,7 +1,0 @@
-"""``python -m refsgd.cli``."""
-
-import sys
-
-from refsgd.cli import main
-
-sys.exit(main())

@@ -1,0 +1,76 @@
+"""What several runs show: medians with exact intervals, and which algorithms are told apart.
+
+Nothing is assumed of how times are distributed, and a run that never reached the target is one that took
+infinitely long.
+
+References
+----------
+David and Nagaraja, "Order statistics", 3rd ed., 2003, section 7.1: intervals for a median.
+Dixon and Mood, "The statistical sign test", Journal of the American Statistical Association 41, 1946.
+Piepho, "An algorithm for a letter-based representation of all-pairwise comparisons", Journal of Computational
+and Graphical Statistics 13, 2004.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from math import comb
+from string import ascii_lowercase
+from typing import NamedTuple, TypeVar
+
+COVERED = 0.85  #: least probability that an interval has the median, if enough runs are there
+LEVEL = 0.05  #: probability at which two equal algorithms are told apart, at most
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Interval(NamedTuple):
+    """From the smallest to the largest value within which the true median is, with a probability."""
+
+    low: float
+    high: float
+    coverage: float
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """The k-th smallest and the k-th largest value, for the largest k that covers the median with `COVERED`.
+
+    >>> interval([3, 1, 2, 5, 4]), interval(range(7))[:2], interval(range(9))[:2]
+    (Interval(low=1, high=5, coverage=0.9375), (1, 5), (1, 7))
+    """
+    n, ordered = len(values), sorted(values)
+
+    def coverage(k: int) -> float:
+        return float(1 - 2 * sum(comb(n, i) for i in range(k)) / 2**n)
+
+    k = max([1, *(k for k in range(1, n // 2 + 1) if coverage(k) >= COVERED)])
+    return Interval(ordered[k - 1], ordered[n - k], coverage(k))
+
+
+def separated(mine: Sequence[float], others: Sequence[float]) -> bool:
+    """Whether a two-sided sign test on runs of the same seeds tells two algorithms apart.
+
+    >>> separated([1] * 7, [2] * 7), separated([1] * 7, [2] * 6 + [0.5]), separated([1] * 5, [2] * 5)
+    (True, False, False)
+    """
+    wins, losses = (sum(a < b for a, b in zip(*pair)) for pair in ((mine, others), (others, mine)))
+    n = wins + losses
+    return n > 0 and 2 * sum(comb(n, i) for i in range(min(wins, losses) + 1)) / 2**n < LEVEL
+
+
+def letters(names: Sequence[Name], apart: Callable[[Name, Name], bool]) -> dict[Name, str]:
+    """Letters by name: two names have one in common if and only if they are not told apart.
+
+    >>> letters([1, 2, 3], lambda a, b: abs(a - b) > 1)
+    {1: 'a', 2: 'ab', 3: 'b'}
+    """
+    groups = [frozenset(names)]
+    for i, a in enumerate(names):  # insert and absorb
+        for b in names[i + 1:]:
+            if apart(a, b):
+                split = [group - {name} if {a, b} <= group else group for group in groups for name in (a, b)]
+                groups = [g for k, g in enumerate(split)
+                          if not any(g < other or (g == other and k > m) for m, other in enumerate(split))]
+    first = sorted(groups, key=lambda group: sorted(names.index(name) for name in group))
+    return {name: "".join(ascii_lowercase[k % 26] for k, group in enumerate(first) if name in group)
+            for name in names}

@@ -1,0 +1,49 @@
+"""Tables of nccl-tests."""
+import pytest
+
+from refsgd.cli import main
+from refsgd.cluster.machine import Machine
+
+HEAD = """# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1
+#
+# Using devices
+{ranks}
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+"""
+
+
+def table(ranks, latency, bandwidth, sizes=(8, 1024, 65536, 1 << 20, 1 << 24, 1 << 27)):
+    text = HEAD.format(ranks="\n".join(f"#  Rank  {r} Group  0 Pid  4{r} on  node{r // 8} device  {r % 8} [0x07] NVIDIA A100"
+                                       for r in range(ranks)))
+    for size in sizes:
+        t = 2 * (ranks - 1) * (latency + size / ranks / bandwidth)
+        alg = size / max(t, 1e-12) / 1e9
+        bus = alg * 2 * (ranks - 1) / ranks
+        text += (f"{size:12d} {size // 4:13d}     float     sum      -1  {t * 1e6:8.2f} {alg:7.2f} {bus:7.2f}      0  "
+                 f"{t * 1e6:8.2f} {alg:7.2f} {bus:7.2f}      0\n")
+    return text + "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 6.6\n"
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16])
+def test_the_link_of_a_table_is_found_again(tmp_path, ranks):
+    path = tmp_path / "table.txt"
+    path.write_text(table(ranks, 9e-6, 12e9))
+    found = Machine(compute="1", bandwidth=f"@{path}")
+    assert found.bandwidth == pytest.approx(12e9, rel=0.01) and found.latency == pytest.approx(9e-6, rel=0.05)
+    assert Machine(compute="1", latency="5us", bandwidth=f"@{path}").latency == 5e-6
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    (None, "No such file"), ("", "0 ranks and 0 sizes"), (table(1, 1e-6, 1e9), "1 ranks and"),
+    (table(4, 1e-6, 1e9, (1024,)), "4 ranks and 1 sizes"), ("\0\1\2", "0 ranks"),
+    (table(4, 1e-6, float("inf")), "larger exchanges took no longer")])
+def test_what_is_no_table_is_one_line(tmp_path, text, said, capsys):
+    path = tmp_path / "table.txt"
+    if text is not None:
+        path.write_text(text)
+    assert main(["predict", "allreduce", "--data", "quadratic", "--compute", "20ms", "--bandwidth", f"@{path}"]) == 2
+    line = capsys.readouterr().err
+    assert said in line and line.count("\n") == 1
