@@ -16,6 +16,7 @@ Michigan State University, 2020.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ def implemented(pass_: str, link: str, batch: int, nodes: int, slow: float | Non
     return iteration.bsp(times, transfer=w, colocated=True, duplex="half").value / nodes
 
 
+@functools.cache
 def overlapped(batch: int, nodes: int) -> float:
     """Seconds per batch of Collective Allreduce on Ethernet: a ring for each layer during the backward pass."""
     machine = Machine(compute=Distribution("fixed", (alone("F+B", batch),)), latency=1e-4,

@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +98,7 @@ def pytest_collection_finish(session):
 @pytest.fixture(scope="session")
 def performed(tmp_path_factory):
     """A study at its quick sizes and the trials of each of its parts, by its name: performed once for all tests
-    that look at it. Results are kept for the session, and one worker of pytest at a time performs a study."""
+    that look at it, by one worker of pytest, which keeps it for the others."""
     import fcntl
 
     from benchmarks.studies import Lab, Study, parts_of, perform
@@ -115,12 +116,15 @@ def performed(tmp_path_factory):
 
     @functools.cache
     def study(name):
-        labs = {f.__name__: Recording(quick=True, cache=folder) for f in parts_of(name)[1]}
+        kept = folder / f"{name}.pickle"
         with (folder / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            parts = [part for key, lab in labs.items() for part in perform(name, lab, [key]).parts]
-        return (Study(name, parts_of(name)[0], True, 0, parts),
-                {key: getattr(lab, "trials", []) for key, lab in labs.items()})
+            if not kept.exists():
+                labs = {f.__name__: Recording(quick=True, cache=folder) for f in parts_of(name)[1]}
+                parts = [part for key, lab in labs.items() for part in perform(name, lab, [key]).parts]
+                kept.write_bytes(pickle.dumps((Study(name, parts_of(name)[0], True, 0, parts),
+                                               {key: getattr(lab, "trials", []) for key, lab in labs.items()})))
+        return pickle.loads(kept.read_bytes())
 
     return study
 

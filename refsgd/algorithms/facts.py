@@ -118,8 +118,10 @@ class Facts:
     # memory
     #: what a worker keeps in memory: a replica that it updates ("replica"), that servers update ("pushed"),
     #: with the buffers of a collective ("summed"), or that it does not exchange ("alone"); a shard of the
-    #: optimiser's state ("shards"); stages, without or with the versions that they used ("stashed stages")
-    holds: Literal["replica", "pushed", "summed", "alone", "shards", "stages", "stashed stages"] = "replica"
+    #: optimiser's state ("shards"); stages, without or with the versions that they used ("stashed stages"); a
+    #: replica with sums of gradients that others do not have yet ("partitions")
+    holds: Literal["replica", "pushed", "summed", "alone", "shards", "stages", "stashed stages",
+                   "partitions"] = "replica"
     collects: bool = False  #: whether a server keeps gradients of several workers until it applies them
     copies: bool = False  #: whether each server has all parameters, not a part
 

@@ -172,6 +172,7 @@ def test_dividing_the_vector_changes_no_bit(told):
     assert refsgd.run("bsp", evaluations=0, **told, **net).parameters_sha256 == whole.parameters_sha256
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_the_state_of_zero_is_divided_and_its_steps_are_those_of_all_reduce():
     told = {**SMALL, "optimiser": "adam"}

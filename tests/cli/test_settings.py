@@ -28,6 +28,7 @@ def test_the_price_is_of_all_workers_and_servers(tmp_path, capsys):
     assert "One model, synchronous" in said and "price: of the time of all workers" in said
 
 
+@pytest.mark.slow
 def test_without_prices_the_fastest_of_each_kind_in_any_setting(tmp_path):
     rows = asked(tmp_path, "--rate", "1TFLOPS", "--search", "batch=16,64", "workers=2:3", "servers=1,2")
     first = next(row for row in rows if row["kind"] == "one model, synchronous")
@@ -38,6 +39,7 @@ def test_without_prices_the_fastest_of_each_kind_in_any_setting(tmp_path):
     assert len(set(names)) == len(names)  # servers are no setting of a strategy without any
 
 
+@pytest.mark.slow
 def test_a_race_ranks_all_kinds_together(tmp_path, capsys):
     rows = asked(tmp_path, "--rate", "1TFLOPS", "--search", "workers=4,8", "--race", "digits")
     assert [row["seconds_to_target"] for row in rows] == sorted(row["passes"] * row["seconds"] for row in rows)

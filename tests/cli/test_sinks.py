@@ -134,6 +134,7 @@ def test_files_are_complete_and_the_code_is_true(command, kind, folder, monkeypa
         assert len(data) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("environment", "line", "code"), [
     ({}, "$run >&- 2>&- <&-", 0),
     ({"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "ascii:strict"}, "$run | true", (0, 141)),  # the reader may still be there

@@ -433,9 +433,9 @@ def exchange(n=2, steps=6):
             "server0": Node(server(), role="server")}
 
 
+@pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize(("transport", "cores"), [("shm", None), ("shm", 1),
-                                                  pytest.param("tcp", 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("transport", "cores"), [("shm", None), ("shm", 1), ("tcp", 1)])
 def test_paced_processes_take_the_simulated_time_under_load(transport, cores):
     """Two workers on one host, of which one is loaded for some time; a server of half the speed."""
     machine = Machine(compute="0.06; 0.09", update="0.01", server_speeds=(0.5,), cores=cores,

@@ -122,6 +122,7 @@ def test_every_command_reads_units(command, capsys, monkeypatch):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_a_sweep_over_a_rate_reads_units(capsys, tmp_path):
     texts = ("bandwidth=1Gbps:10Gbps", "bandwidth=1.25e8:1.25e9")

@@ -175,6 +175,7 @@ def test_fields_keep_type_shape_and_value(world):
     assert nothing == Nothing()
 
 
+@pytest.mark.slow
 def test_many_small_messages(world):
     """Ten thousand of them, with answers."""
     def asks():

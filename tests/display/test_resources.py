@@ -42,6 +42,7 @@ def test_traffic_and_growth_are_drawn_beside_what_is_predicted():
     assert len(panels) == 10 and list(panels[7].lines[0].get_ydata()) == [4, 6]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["processes", "simulator"])
 def test_compare_watches_every_row(runtime, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_words import EVERYWHERE, found
+from tests.marks import mostly_long
 
 ROOT = Path(__file__).parents[2]
 COURSE = ROOT / "docs" / "course"
@@ -106,7 +107,7 @@ def test_a_deck_with_a_flaw_is_refused(tmp_path, text, said):
         DECKS.render(DECKS.parse(tmp_path / "0-deck.md"))
 
 
-@pytest.fixture(scope="module", params=SOURCES, ids=lambda p: p.stem)
+@pytest.fixture(scope="module", params=mostly_long(SOURCES, *SOURCES[:2]), ids=lambda p: p.stem)
 def built(request, tmp_path_factory):
     """A deck, and the files that it became."""
     pytest.importorskip("mdit_py_plugins", reason="slides are Markdown with formulas: pip install '.[docs]'")

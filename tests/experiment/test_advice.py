@@ -623,6 +623,7 @@ def test_it_says_whether_overlap_is_applied_and_why_not(flags, said, capsys, rin
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_model_too_large_for_some_is_divided_as_pytorch_can(capsys):
     """1.3 billion parameters, Adam, 16 bytes a parameter, 24 GB: 21 GB and activations fit only where something is
     divided or a server has the optimiser, which PyTorch has not."""

@@ -47,6 +47,7 @@ def measured():
         return calibrate(("tiny",), batches=(1, 4, 16, 64))
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_plausible(measured):
     times = {p.batch: p.seconds for p in measured.points}
     assert sorted(times) == [1, 4, 16, 64] and 1e-6 < times[1] < times[64] < 1
@@ -115,6 +116,7 @@ def simulated(algorithm, machine=TRUE, workers=2):
     return perform(prepare(algorithm, problem, workers=workers, steps=60, machine=machine), "simulator", observe=0).trace
 
 
+@pytest.mark.slow
 def test_what_runs_show_of_messages_is_found_again():
     """The latency is read from the traces; overheads that make the runs as slow are fitted."""
     traces = [simulated(algorithm) for algorithm in ("bsp", "allreduce")]

@@ -61,6 +61,7 @@ def test_resumed_is_never_stopped_in_virtual_time(name, tmp_path):
     assert (tmp_path / "record").read_bytes() == whole and [p.name for p in tmp_path.iterdir()] == ["record"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "runtime"), [("bsp", "processes"), ("allreduce", "tcp")])
 def test_resumed_is_never_stopped_in_processes(name, runtime, tmp_path):
     """The synchronous algorithms end with the simulator's bits, stopped or not, twice too."""
@@ -315,6 +316,7 @@ def until(happened, seconds=20.0):
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", mostly_slow([signal.SIGKILL, signal.SIGINT], signal.SIGINT))
 def test_a_run_that_was_stopped_at_any_time_can_be_resumed(end, tmp_path):
     """Ctrl-C, or kill -9; a signal that asks for a checkpoint disturbs nobody."""

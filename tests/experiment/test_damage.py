@@ -118,6 +118,7 @@ def record(request, tmp_path_factory):
         path).to_json()
 
 
+@pytest.mark.slow
 @fuzz(100)
 @given(data=st.data())
 def test_a_changed_field_of_a_record_is_refused_or_changes_nothing(record, data):
@@ -274,6 +275,7 @@ def checkpoint(request, tmp_path_factory):
     return folder / "forged", rows[: 2 * len(rows) // 3], resume, resume(path)
 
 
+@pytest.mark.slow
 @fuzz(30)
 @given(data=st.data())
 def test_a_changed_field_of_a_checkpoint_is_refused_or_changes_nothing(checkpoint, data):

@@ -89,6 +89,7 @@ def test_one_slow_worker_costs_replicas_no_more_than_its_gradients(algorithm, sh
     assert seconds_to(uneven(algorithm), share) == pytest.approx(passes, rel=0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.filterwarnings("ignore:real computing overran")
 def test_the_time_to_a_loss_is_that_of_processes_and_of_their_record(tmp_path):

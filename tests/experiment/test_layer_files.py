@@ -57,6 +57,7 @@ def test_advice_takes_a_file_and_its_commands_run(file, capsys):
     assert main([*command, "--quiet"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["shapes:transformer:2,64,4,32,100", "shapes:llama:2,64,4,32,100"])
 def test_advice_takes_a_transformer(net, capsys):
     assert main(["advise", "--net", net, "--rate", "1GFLOPS", "--bandwidth", "1MB/s", "--workers", "2",

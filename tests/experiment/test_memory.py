@@ -116,9 +116,10 @@ def measure(folder, *, algorithm, kind, runtime, steps, options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "kind", "runtime"), [
-    ("bsp", "parameters", "processes"), ("bsp", "parameters", "tcp"), ("bsp", "activations", "processes"),
-    ("allreduce", "activations", "processes"), ("gpipe", "parameters", "processes"),
-    ("gpipe", "activations", "processes"), ("pipedream", "activations", "processes")])
+    ("bsp", "parameters", "processes"), ("allreduce", "activations", "processes"), ("gpipe", "activations", "processes"),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in (
+        ("bsp", "parameters", "tcp"), ("bsp", "activations", "processes"), ("gpipe", "parameters", "processes"),
+        ("pipedream", "activations", "processes")))])
 def test_processes_grow_by_what_is_predicted(algorithm, kind, runtime, tmp_path):
     """Private memory of worker, server and stage within 20 %, where there are more than 20 MB to see."""
     found = measured(tmp_path, algorithm, kind, runtime)

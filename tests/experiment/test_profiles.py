@@ -345,6 +345,7 @@ def test_advise_prints_a_table_and_json(tmp_path, capsys):
 # -- files of real jobs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_data
 @pytest.mark.parametrize(("job", "remedy"), [("SE", "slow in turns"), ("ST", "Stage 3, the last of 4")])
 def test_slow_down_and_remedy_of_published_jobs(job, remedy):

@@ -11,6 +11,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.prepare import prepare
 from refsgd.runtimes.simulator import simulate
+from tests.marks import mostly_slow
 
 PLAIN = Machine(compute="lognormal(0.01,0.3)", latency="1ms", bandwidth="20kB/s", update="1ms")
 #: a field of the machine, its value, and the fields without which it could not matter
@@ -38,7 +39,7 @@ def happened(name, machine, **more):
     return [repr(event) for event in run.trace.events]
 
 
-@pytest.mark.parametrize("name", CATALOGUE)
+@pytest.mark.parametrize("name", mostly_slow(CATALOGUE, "bsp", "ssp", "allreduce", "gosgd", "gpipe"))
 def test_a_flag_of_the_machine_is_refused_where_it_changes_nothing_and_only_there(name):
     """Both ways: what is refused would leave every event where it is, what is accepted moves one."""
     for field, value, beside in FLAGS:
@@ -124,6 +125,7 @@ def test_what_all_rows_share_is_refused_only_where_no_row_uses_it():
     assert flat[0] == flat[1] and one != two
 
 
+@pytest.mark.slow
 def test_rows_of_one_algorithm_are_told_apart_in_table_sentences_json_and_picture(capsys, tmp_path):
     picture, data = tmp_path / "x.svg", tmp_path / "x.json"
     assert main(["compare", "--algorithms", "bsp lr=0.05; bsp lr=0.3; bsp seed=5", "--runtime", "simulator",

@@ -108,6 +108,7 @@ def test_gosgd_without_the_final_merge_loses_weight_in_some_schedule(monkeypatch
         explore(lambda: gosgd.gosgd(constant(2), 2, 2, SGD(1.0), p=1.0), all_weight_is_back)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers, steps", [(2, 2), (3, 2)])
 def test_pair_averaging_ends_in_random_schedules_and_its_mean_depends_on_them(workers, steps):
     sums = set()

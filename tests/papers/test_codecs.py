@@ -191,6 +191,7 @@ def test_shape_only_gradients_cost_the_same_bytes_and_seconds(text):
 # -- all-reduce with each codec --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", mostly_slow(TEXTS, "randk:0.25", "dgc:0.1", "onebit", "qsgd:4", "powersgd:2"))
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5))
 def test_peers_agree_whatever_the_schedule_and_send_the_bytes_of_the_formula(text, machine, seed, workers):

@@ -319,10 +319,12 @@ def hold_in_random_schedules(runs=150, steps=2):
     walk(lambda: sandblaster.sandblaster(logistic(3), 3, steps, STEEPEST, portions=3, history=1), at_end, runs=runs)
 
 
+@pytest.mark.slow
 def test_drawn_schedules_end_at_the_result_of_one_process():
     hold_in_random_schedules()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchanges", [
     # WRONG: counts answers instead of portions; a second copy takes the place of a portion that is then never
     # awaited.

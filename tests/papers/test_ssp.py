@@ -10,12 +10,13 @@ from refsgd.problems import integer_gradients
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed, Returned, Sent
 from refsgd.trace.waiting import waiting_by_cause
-from tests.marks import mostly_slow
 
 PROBLEM = integer_gradients(d=4)
 
 
-@pytest.mark.parametrize("slack,steps", mostly_slow([(1, 200), (0, 2000), (1, 2000), (3, 2000)], (1, 200)))
+@pytest.mark.parametrize("slack,steps", [
+    (1, 200), pytest.param(0, 2000, marks=pytest.mark.slow),
+    *(pytest.param(slack, 2000, marks=pytest.mark.long) for slack in (1, 3))])
 def test_two_memoryless_workers_are_blocked_a_share_of_1_over_2s_plus_3(slack, steps):
     """The difference of clocks is a birth-death chain, uniform over its 2s + 3 states; blocked at its ends.
 

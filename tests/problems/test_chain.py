@@ -256,7 +256,9 @@ def accuracies(algorithm, seeds, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [{"data": "digits", "batch": 16}, {"data": "mnist", "batch": 64, "epochs": 0.15}])
+@pytest.mark.parametrize("arguments", [
+    {"data": "digits", "batch": 16},
+    pytest.param({"data": "mnist", "batch": 64, "epochs": 0.15}, marks=pytest.mark.long)])
 def test_gpipe_reaches_the_accuracy_of_sequential_sgd_within_its_seeds(arguments):
     """On digits and MNIST; with replicas of stages too."""
     alone = accuracies("sequential", 3, **arguments)
@@ -267,7 +269,8 @@ def test_gpipe_reaches_the_accuracy_of_sequential_sgd_within_its_seeds(arguments
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "arguments"), [
-    (3, {"data": "digits"}), (1, {"data": "mnist", "net": "tiny", "lr": 0.05, "epochs": 0.3})])
+    (3, {"data": "digits"}),
+    pytest.param(1, {"data": "mnist", "net": "tiny", "lr": 0.05, "epochs": 0.3}, marks=pytest.mark.long)])
 def test_pipedream_of_four_stages_stays_within_one_point_of_sequential_sgd(seeds, arguments):
     """On digits, the mean of three seeds; on MNIST at the rate with the least training loss, of 0.15, 0.05 and
     0.02 for PipeDream: at 0.15 it diverges, and sequential SGD does not."""

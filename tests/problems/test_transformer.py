@@ -72,6 +72,7 @@ def test_the_problem_has_its_layers_arrays_and_blocks(name):
     assert problem.describe["image"] == sample
 
 
+@pytest.mark.slow
 def test_a_device_prices_a_sequence_and_stages_send_the_residual_stream():
     found = refsgd.predict("allreduce", net=f"shapes:{GPT2}", data="none", workers=8, batch=2,
                            machine=Machine(compute="device(100TFLOPS,2ms)"))

@@ -196,6 +196,7 @@ def test_a_stopped_process_is_reported_and_ended_at_the_deadline(usual, caplog):
     assert any("worker1" in r.getMessage() and "has been stopped" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_named_although_the_run_stood_still_before():
     """The others were waiting for long when it was stopped: the standstill has its deadline first, and is
     not what is said."""
@@ -204,6 +205,7 @@ def test_a_stopped_process_is_named_although_the_run_stood_still_before():
         run(partial(exchange, gradient=noted(long_gradient)), deadline=1.2, on_start=blow)
 
 
+@pytest.mark.slow
 def test_a_stopped_process_may_go_on(usual):
     """Stopped for a second and continued: the run ends as if nothing had been."""
     def pause(pids):
@@ -224,7 +226,8 @@ def test_a_run_without_progress_ends_at_its_deadline(usual):
         run(partial(exchange, gradient=long_gradient), transport=usual, deadline=1.0)
 
 
-@pytest.mark.parametrize("used", [watch.used, pytest.param(lambda pid: 0.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("used", [watch.used, lambda pid: 0.0])
 def test_the_default_deadline_spares_who_is_computing(usual, monkeypatch, used):
     """A long Compute that uses the processor, or would if others let it, continues; one that sleeps as long
     ends the run."""
@@ -244,6 +247,7 @@ def test_the_default_deadline_spares_who_is_computing(usual, monkeypatch, used):
         run(partial(exchange, gradient=long_gradient), transport=usual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["server0", "worker0"])
 def test_a_connection_lost_between_two_that_live_names_both(other):
     """Within the second in which it could still turn out to be a death, although these two may never say
@@ -258,6 +262,7 @@ def test_a_connection_lost_between_two_that_live_names_both(other):
     assert not any(psutil.pid_exists(pid) for pid in blow.pids.values())
 
 
+@pytest.mark.slow
 def test_the_other_end_speaks_up_where_the_first_cannot():
     """Worker 1 should give up and is inside a long Compute: the server ends the run, a second later."""
     gradient = partial(exchange, n=2, gradient=long_gradient)
@@ -354,6 +359,7 @@ def test_a_system_without_room_for_processes_is_named(usual, monkeypatch):
         run(FOREVER, PACED, transport=usual)
 
 
+@pytest.mark.slow
 def test_too_few_descriptors_are_refused_before_anything_starts(transport):
     """One line with the numbers; what is allowed then also succeeds."""
     limits, refused = resource.getrlimit(resource.RLIMIT_NOFILE), 0

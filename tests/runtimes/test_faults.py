@@ -153,6 +153,7 @@ COMBINATIONS = [pytest.param(runtime, algorithm, plan, id=f"{runtime}-{algorithm
                 for runtime, algorithm, (name, plan) in product(REAL, ["bsp", "ssp"], SLOWING.items())]
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize(("runtime", "algorithm", "plan"), COMBINATIONS)
 def test_faults_that_cost_time_cost_as_much_in_processes_as_in_the_simulator(runtime, algorithm, plan):
@@ -179,6 +180,7 @@ def test_what_a_fault_costs_in_virtual_time_can_be_counted():
     assert seconds("delay worker 1 to worker 0 at step 8 by 0.5") == 10
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_an_unpaced_process_is_slowed_and_its_messages_delayed():
     """Where nothing is emulated: computing takes real time, and messages are there at once."""
@@ -520,8 +522,10 @@ def test_every_outcome_in_the_simulator_is_the_stated_one(algorithm):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:real computing overran")
-@pytest.mark.parametrize("algorithm", CATALOGUE)
-@pytest.mark.parametrize("runtime", REAL)
+@pytest.mark.parametrize(("algorithm", "runtime"), [
+    *((name, "processes") for name in CATALOGUE),
+    *(pytest.param(name, "tcp", marks=() if name in ("bsp", "ssp", "approximate", "allreduce", "gosgd", "gpipe") else pytest.mark.long)
+      for name in CATALOGUE)])
 def test_every_outcome_among_processes_is_the_stated_one(algorithm, runtime):
     check_cases(algorithm, runtime)
 

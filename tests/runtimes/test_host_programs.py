@@ -54,6 +54,7 @@ def in_thread(call):
         return pool.submit(call).result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thread", [False, True])
 @pytest.mark.parametrize("how", [signal.SIG_IGN, reap])
 def test_a_host_that_takes_exit_codes_gets_results_and_the_cause_of_deaths(how, thread):
@@ -98,6 +99,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("what", "says"), [
     ("result", ""), ("death", r"(died; this program ignores SIGCHLD or takes all exit codes, so the cause is unknown"
                               r"|was killed by SIGKILL \(by a user, or by the kernel when out of memory\)): worker")])

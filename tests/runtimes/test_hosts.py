@@ -47,6 +47,7 @@ def test_parameters_are_those_of_the_simulator(algorithm, runtime, machine):
     assert len(hashes) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["asp", "ssp", "gosgd", "adpsgd", "easgd", "hogwild"])
 def test_algorithms_with_a_schedule_end_as_well(algorithm, tmp_path):
     """And their records reproduce them, bit for bit, with shared memory and handlers in one process."""

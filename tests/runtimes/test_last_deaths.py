@@ -92,6 +92,7 @@ def test_a_run_whose_server_died_is_no_success(name, runtime):
             run(name, runtime, f"kill server 0 at step {last}", on_death="continue", servers=servers)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:real computing overran")
 def test_those_who_die_while_a_run_is_halted_are_restarted_with_it():
     """Two at once: the second death is known when the first has halted the run.

@@ -121,14 +121,10 @@ def test_messages_arrive_in_virtual_time_as_counted_by_hand(case):
     assert arrivals(simulate(case.build, case.machine)) == pytest.approx(case.arrivals, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize(("transport", "name"), [
-    pytest.param(transport, name, marks=() if quick else pytest.mark.slow)
-    for transport, some in (("shm", ("four senders of one host", "two groups with one uplink")),
-                            ("tcp", ("worker and server on one host with links inside",
-                                     "both ways, half duplex",
-                                     "two groups of two hosts, each of two workers")))
-    for name in CASES for quick in [name in some]])
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_messages_of_paced_processes_arrive_as_counted_by_hand(transport, name):
     """Within 5 %, each of them; nominal times are no invention, the clock on the wall saw them too."""
     case = CASES[name]

@@ -91,6 +91,7 @@ def test_the_last_words_of_a_failing_process_arrive(kept):
     assert [r.getMessage() for r in kept.records] == ["about to fail"]
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_killing_busy_loggers_spoils_no_later_run(kept):
     """A process killed while it writes a record holds no lock that anybody else needs."""
@@ -135,8 +136,9 @@ def dies_in_the_lock(x, rank, t):
     return x
 
 
+@pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("times", [2, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [2, 8])
 def test_a_death_inside_the_queue_s_lock_keeps_nobody_from_ending(kept, caplog, times):
     """The error names the dead, or the others finish their run without it; later records of theirs are lost,
     but not the launcher's."""
@@ -176,6 +178,7 @@ def test_a_host_may_start_its_own_processes_as_it_likes(kept, method):
     assert [r.getMessage() for r in kept.records] == ["line 0", "line 1", "line 2"]
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_backlog_is_received_before_the_processes_end(kept, monkeypatch):
     """A process that has logged faster than the parent receives waits longer than for a lock of the dead."""

@@ -23,11 +23,10 @@ MACHINES = {
                           colocated=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize(("transport", "machine"), [
-    pytest.param(transport, machine, id=f"{transport}-{name}",
-                 marks=() if (transport, name) in (("shm", "link and update"), ("tcp", "colocated"))
-                 else pytest.mark.slow)
+    pytest.param(transport, machine, id=f"{transport}-{name}")
     for transport in ("shm", "tcp") for name, machine in MACHINES.items()])
 def test_an_exchange_takes_the_simulated_time(transport, machine):
     """Within 5 % of the prediction from the same draws, 4 workers, mean 50 ms: a busy machine wakes
@@ -47,6 +46,7 @@ def test_an_exchange_takes_the_simulated_time(transport, machine):
     assert late["computes"] == 10 and late["drawn"] > 0 and late["late_worst"] >= late["late_mean"] > 0
 
 
+@pytest.mark.slow
 def test_real_computing_counts_where_it_is_longer_than_drawn(transport):
     """20 ms of real work in 5 ms drawn: nominal time slips, and the run says so."""
     def busy(x, rank, t):

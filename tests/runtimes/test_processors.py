@@ -194,6 +194,7 @@ def sojourn(law, seed, rho=0.6, customers=3000):
 LAWS = ("fixed(0.6)", "exponential(0.6)", "straggler(0.6,0.1,8)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", mostly_slow(LAWS, LAWS[0], LAWS[2]))
 def test_the_mean_time_in_a_shared_processor_depends_on_the_mean_work_only(law):
     """M/G/1 with processor sharing: E[S] / (1 - rho) for every law (Sakata, Noguchi and Oizumi 1971)."""
@@ -214,8 +215,9 @@ def test_first_come_first_served_is_not_insensitive(monkeypatch):
 SHARED = Machine(compute="lognormal(0.09,0.3)", latency=0.003, update=0.024, colocated=True, cores=1)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize("runtime", ["processes", pytest.param("tcp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("runtime", ["processes", "tcp"])
 def test_paced_processes_share_as_the_simulator_does(runtime):
     """Three workers with a server beside each, within 5 % on the same draws; without sharing it would be
     10 % less."""

@@ -200,6 +200,7 @@ def test_random_faults(first, capsys):
         print(f"\nrandom faults {first} to {first + SPAN - 1} ({counts}); slowest notice and end: {figures}")
 
 
+@pytest.mark.slow
 def test_ten_random_faults():
     """Some of each sort."""
     found = list(filter(None, map(strike, range(1000, 1010))))

@@ -58,6 +58,7 @@ def count(record):
     return sum(map(len, record.steps.values()))
 
 
+@pytest.mark.slow
 def test_a_record_cut_at_any_byte_of_its_last_lines_replays_what_is_there(record, tmp_path):
     """Every whole line counts, also one that lacks nothing but its end, and no torn one does."""
     path, lines = tmp_path / "cut", record.splitlines(keepends=True)
@@ -105,6 +106,7 @@ def test_a_record_cut_in_its_first_line_is_none(record, tmp_path):
             read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [0x01, 0x20, 0x80])
 def test_a_byte_that_is_flipped_is_found_or_changes_nothing(record, tmp_path, mask):
     """Any byte of the first, the middle and the last lines, the ends of lines among them."""

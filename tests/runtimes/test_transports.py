@@ -202,6 +202,7 @@ def flood(other, count, size):
     return [float(v[-1]) for v in kept]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("network", ["small rings", "small rings, no blocks", "tcp"])
 def test_two_nodes_flood_each_other_through_small_pipes(network, monkeypatch):
     """Twenty times two megabytes each way before either receives, and all of it is kept."""
@@ -335,6 +336,7 @@ def test_who_does_not_know_the_secret_is_refused_on_both_sides(caplog):
     assert any("refused a connection from 127.0.0.1:" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_stranger_who_names_another_place_is_refused():
     """Only expected callers, each once, to the right place."""
     caller, called = pair(b"s" * 32, b"s" * 32, caller=5)

@@ -193,6 +193,7 @@ def test_series_have_every_strategy_and_say_what_they_decide(study):
     assert sent.rows["distributed-replicated, F+B"][-1] == pytest.approx(2 * 15 * published.RESNET50 / 1e6)
 
 
+@pytest.mark.slow
 def test_an_extra_worker_makes_up_for_the_server_s_node():
     """17 nodes pass as many batches as 16 with a server beside a worker, one transfer later; 16 pass a sixteenth less."""
     part = extra(Lab(quick=True))

@@ -156,6 +156,7 @@ def test_every_document_has_parts_and_is_named_wrongly_in_one_line(capsys):
     assert all(len(line) for line in capsys.readouterr().err.splitlines())
 
 
+@pytest.mark.slow
 def test_the_command_writes_everything(tmp_path, capsys):
     assert main(["jia2020", "--quick", "--parts", "figure4", "--output", str(tmp_path / "out"),
                  "--no-cache"]) == 0

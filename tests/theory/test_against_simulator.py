@@ -94,6 +94,7 @@ def test_exact_means_exact(name, n, k, steps, latency, bandwidth, update, reduct
 SOME = mostly_slow(CASES, *CASES[:3], CASES[4], CASES[6])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize("name,n,k,options", SOME)
 def test_causes_of_idleness(name, n, k, options):
@@ -257,6 +258,7 @@ def test_the_catalogue_at_fixed_times(name, n):
             assert trace.lead <= p["lead_max"].value and trace.clock_gap <= p["clock_gap_max"].value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(REST, *sorted(set(REST) - {"consgd", "dynsgd"})))  # SSP's formulas
 def test_the_catalogue_at_random_times(name):
     """Four workers, eight runs of 50 exponential iterations: seconds within 5 %, idle within 0.05,

@@ -136,6 +136,7 @@ def drawn(case, recursion=None, seeds=40):
     return deviation(seen, expected(recursion or right, rates, seen.shape[1]), drawn=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DRAWN)
 def test_expected_losses_of_exponential_times_are_those_of_the_simulator(case):
     assert drawn(case) < 4
@@ -176,6 +177,7 @@ def test_special_cases_agree():
 SLOW = Machine(compute="lognormal(20ms,0.5)", latency="1ms", bandwidth="10MB/s", speeds=(1, 1, 1, 0.25))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), mostly_slow([
     ("asp", {}), ("ssp", {"staleness": 1}), ("downpour", {}), ("softsync", {}), ("asp", {"momentum": 0.5}),
     ("dssp", {"lower": 1, "upper": 2})], ("asp", {}), ("ssp", {"staleness": 1})))
@@ -209,6 +211,7 @@ def test_limits_of_stability_are_known_ones():
         assert limit(partial(delayed, staleness=[[[tau]]])) == pytest.approx(constant_delay(tau).value, rel=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", mostly_slow(["bsp", "asp fixed", "easgd"], "bsp"))
 def test_no_rate_of_a_fine_grid_is_better(case):
     recursion = TIMELESS[case][1]
@@ -260,11 +263,13 @@ def kinds(machine):
     return [found[figure].kind for figure in ("updates_to_target", "best_rate")]
 
 
+@pytest.mark.slow
 def test_a_figure_says_how_it_is_known():
     assert [kinds(m) for m in (RANDOM, ONE_SLOW, FIXED)] == [["exact"] * 2] * 3
     assert kinds(RANDOM.with_(latency=0.1)) == ["simulated"] * 2
 
 
+@pytest.mark.slow
 def test_the_picture_of_an_algorithm_without_a_recursion_has_its_run(tmp_path, capsys):
     picture = tmp_path / "a.png"
     assert main(["predict", "gosgd", "--data", "quadratic:0.01,1,8,0.05", "--target", "loss=0.1", "--steps", "50",

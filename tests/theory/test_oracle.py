@@ -115,6 +115,7 @@ def test_the_stored_configurations():
     assert all(any(f" {n} workers" in row.label for row in found) for n in (2, 3, 5, 12))
 
 
+@pytest.mark.slow
 def test_a_forward_pass_that_waits_only_for_its_first_layer_is_noticed(monkeypatch):
     right = Plan.stages.fget
     monkeypatch.setattr(Plan, "stages", property(lambda plan: [
@@ -122,6 +123,7 @@ def test_a_forward_pass_that_waits_only_for_its_first_layer_is_noticed(monkeypat
     assert exchanged()
 
 
+@pytest.mark.slow
 def test_links_without_priorities_are_noticed(monkeypatch):
     monkeypatch.setattr(gate, "Urgent", ways.Agenda)
     assert exchanged()

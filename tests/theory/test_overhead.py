@@ -10,6 +10,7 @@ WAYS = st.builds(lambda o, b, latency: {"overhead": f"{o}us,{b}ns/B", "latency":
                  st.integers(1, 3000), st.sampled_from([0, 1, 200]), st.integers(0, 4000))
 
 
+@pytest.mark.slow
 @given(WAYS, st.integers(2, 9), st.sampled_from([None, 1e6]))
 def test_a_ring_is_exact(way, workers, bandwidth):
     """Of equal chunks and equal gradients; 2520 numbers divide into up to nine."""
@@ -20,6 +21,7 @@ def test_a_ring_is_exact(way, workers, bandwidth):
         assert run.predicted[name]["value"] == pytest.approx(run.measured[name], rel=1e-9)
 
 
+@pytest.mark.slow
 @given(WAYS, st.integers(1, 9))
 def test_a_server_is_exact(way, workers):
     """In the long run."""
@@ -31,6 +33,7 @@ def test_a_server_is_exact(way, workers):
     assert runs[1].predicted["seconds_per_iteration"]["kind"] == "exact"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algorithm", "kind"), [("bsp", "numerical"), ("allreduce", "simulated")])
 def test_random_gradients(algorithm, kind):
     """At a server each message takes its turn.  In a ring, a late peer finds messages that have arrived, which costs it

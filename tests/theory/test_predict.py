@@ -270,6 +270,7 @@ def test_more_workers_than_are_evaluated_have_no_figures_and_a_reason(name, n):
     assert found == {} and f"not for {n}" in found.missing["seconds"]
 
 
+@pytest.mark.slow
 def test_simulated_on_request(capsys):
     """The mean of real simulated runs, said to be so, within their standard errors of an exact formula; also
     where no formula covers the run."""

@@ -38,6 +38,7 @@ def held(rows):
         assert abs(r.relative) <= stated[figure] + 0.0005, r  # the page rounds to that
 
 
+@pytest.mark.slow
 def test_the_page_is_made_of_the_results():
     """Text and numbers; the largest errors are those of the stored rows."""
     found = validation.load()
@@ -65,6 +66,7 @@ def test_what_is_no_simulation_is_within_five_percent():
         assert all(sum(r.figure == figure for r in rows) == len(cases) for figure in GOOD), name
 
 
+@pytest.mark.slow
 def test_some_of_the_hard_cases():
     """Those that draw nothing, computed again: few and many workers, unequal speeds, saturated links."""
     cases = [case for case in validation.hard() if case.fixed]
@@ -138,7 +140,7 @@ def again(rows):
                                                            abs=1e-9), r
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_most_of_the_grid():
     """Four workers with exponential times on busy links; fixed times with two and eight on all links."""
     cases = [*validation.cases((4,), ("exponential(0.02)",), ((0.002, 0.005),)),

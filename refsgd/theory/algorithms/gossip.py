@@ -1,4 +1,4 @@
-"""Predictions for gossip algorithms: GoSGD, AD-PSGD, pair averaging, D-PSGD, SGP."""
+"""Predictions for gossip algorithms: GoSGD, Ako, AD-PSGD, pair averaging, D-PSGD, SGP."""
 
 from __future__ import annotations
 
@@ -29,6 +29,18 @@ def gosgd(c: Setting) -> Figures:
         out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value},
                                "p n (M + 8), expected", "the message protocol")
     return out
+
+
+def ako(c: Setting) -> Figures:
+    """Ako: one of p partitions to every other peer, all of them in the last iteration; none waits."""
+    p = int(c.options.get("partitions", 4))
+    if p < 1:
+        raise DomainError(f"partitions {p}; the formula assumes at least 1")
+    step = alone(c)
+    rounds, left = divmod(c.steps - 1, p) if c.steps else (0, 0)
+    first = 4 * (c.nbytes // 4 * left // p)  # of a round that ends early: ranges of whole numbers
+    sent = c.workers * (c.workers - 1) * (rounds * c.nbytes + first + c.nbytes) if c.steps else 0
+    return figures(c, step, free(c, step, own=1), c.steps, sent / max(c.steps, 1), fresh(), unbounded(c))
 
 
 def _known(graph: str, graphs: Collection[str]) -> None:

@@ -104,6 +104,7 @@ def test_every_action_of_the_other_algorithms_too(name):
     covers_what_the_explorer_covers(case(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["asp", "bsp", "adpsgd", "hogwild"])
 def test_a_worker_may_die_whenever_it_has_not_returned(name):
     offers_what_the_explorer_allows(case(name), 20, deaths=1)
@@ -113,6 +114,7 @@ def survives(name):
     return survives_workers(case(name)())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bsp", "asp", "ssp", "softsync", "dynsgd", "backup-workers", "adpsgd",
                                   "independent", "allreduce", "strads", "gpipe"])
 def test_a_death_blocks_the_others_exactly_if_the_algorithm_does_not_say_that_it_survives(name):

@@ -9,6 +9,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.display.scheduler import scheduler_html
 from refsgd.testing.findings import hash_of as result_of
 from tests.display.player.test_scheduler import LARGE, QUICK, case, holds, polite
+from tests.marks import mostly_long
 
 pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
 from tests.display.player.test_browser import CONTRAST, browser, press, pytestmark, show  # noqa: F401
@@ -120,7 +121,8 @@ def test_a_death_and_an_end_by_keys_on_a_phone(browser, tmp_path, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(CATALOGUE) - {*QUICK, *LARGE, "sequential"}))
+@pytest.mark.parametrize("name", mostly_long(
+    sorted(set(CATALOGUE) - {*QUICK, *LARGE, "sequential"}), "allreduce", "easgd", "dpsgd", "backup-workers", "gpipe", "hogwild"))
 def test_the_pages_of_the_other_algorithms_too(browser, tmp_path, name):
     holds_the_page(browser, tmp_path, name)
 

@@ -19,6 +19,7 @@ from refsgd.experiment.race import runs
 from refsgd.experiment.race.entries import Interrupted
 from refsgd.experiment.race.race import Entrant, race
 from tests.experiment.race.test_target import bowl
+from tests.marks import mostly_long
 
 FIXED = refsgd.Machine(compute="fixed(0.01)", latency=0.001, bandwidth=50e6)
 DRAWN = refsgd.Machine(compute="lognormal(0.015,0.3)", latency=0.001, bandwidth=50e6)
@@ -40,11 +41,13 @@ def test_two_names_of_one_algorithm_get_the_same_row():
     assert one == other and found.letters["bsp"] == found.letters["bsp aggregation=mean"]
 
 
+@pytest.mark.slow
 def test_a_permutation_of_the_algorithms_changes_nothing():
     names = ["bsp", "asp", "gosgd"]
     assert len({small(order, rates=[0.2]).to_json() for order in (names, names[::-1])}) == 1
 
 
+@pytest.mark.slow
 def test_several_processes_make_the_same_race():
     assert small(jobs=2).to_json() == small().to_json()
 
@@ -72,6 +75,7 @@ def test_the_rules_are_the_same_for_all(monkeypatch):
     assert max(every for *_, every, _ in made) < 0.15
 
 
+@pytest.mark.slow
 def test_a_file_has_the_whole_race(tmp_path, whole):
     path = tmp_path / "race.json"
     path.write_text(whole.to_json())
@@ -92,7 +96,8 @@ def test_another_file_is_refused(tmp_path, text, said):
 SHARED = ("bsp", "local-sgd period=4", "dpsgd", "allreduce", "sgp", "bsp servers=2")
 
 
-@pytest.mark.parametrize("machine", [pytest.param(FIXED, marks=pytest.mark.slow), DRAWN], ids=["fixed", "drawn"])
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", [FIXED, DRAWN], ids=["fixed", "drawn"])
 def test_where_parameters_are_the_same_another_machine_is_exact(machine):
     slow = machine.with_(speeds=(1, 1, 1, 0.25), bandwidth=5e6)
     here, there = small(SHARED, machine=machine, rates=[0.2]), small(SHARED, machine=slow, rates=[0.2])
@@ -133,6 +138,7 @@ def test_a_log_spares_the_runs_that_it_has(tmp_path, monkeypatch, whole):
         small(resume=str(log))
 
 
+@pytest.mark.slow
 def test_another_race_does_not_take_the_runs_of_a_log(tmp_path):
     log = tmp_path / "runs.jsonl"
     small(resume=str(log), rates=[0.2])
@@ -223,7 +229,8 @@ def test_algorithms_whose_steps_have_no_rate_are_refused(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in ("sandblaster", "strads")])
+@pytest.mark.parametrize("name", mostly_long(
+    [name for name in CATALOGUE if name not in ("sandblaster", "strads")], "ssp", "easgd", "zero", "adpsgd", "hogwild", "gpipe", "ako"))
 def test_every_other_algorithm_races(name):
     options = {"stages": 4} if name in ("gpipe", "pipedream") else {}
     found = race([name], target="loss=0.5", seeds=3, tuning=1, workers=4, machine=DRAWN, jobs=2,
@@ -236,6 +243,7 @@ def test_validation_accuracy_is_a_target():
     assert found.rows[0].reached == 3
 
 
+@pytest.mark.slow
 def test_ctrl_c_on_the_command_line_prints_what_is_complete(tmp_path):
     """No process of the pool is left, and the exit code is 130."""
     child = subprocess.Popen(
@@ -267,7 +275,7 @@ def test_a_process_that_is_killed_ends_the_race_with_an_error():
         runs.carried_out([program()], ["bsp"], run, runs.Log(None, ""), 2, lambda *a: None, lambda *a: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_default_race_is_short_and_its_estimate_right():
     """Within 180 s of processor time; every default algorithm arrives with all seeds, at a rate inside its grid."""
     said, before = [], [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]

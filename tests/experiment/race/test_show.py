@@ -39,6 +39,7 @@ def test_a_shipped_race_is_one_of_this_library(path):
     assert len(race.references) == 2
 
 
+@pytest.mark.slow
 def test_a_row_of_a_shipped_race_is_reproduced(digits):
     """One run of BSP again.  Other processors sum in another order: the target is reached at the same moment to
     2 %."""
@@ -110,6 +111,7 @@ def test_the_heading_says_what_was_trained_to_what(digits):
     assert heading(digits).startswith("tiny on digits, 8 workers, batch 16; to a training loss of 0.1 on 512 images")
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_names(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fair.toml").write_text('algorithms = ["bsp", "bsp aggregation=sum"]\ntarget = "loss=0.8"\nseeds = 9\n'

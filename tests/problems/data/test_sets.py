@@ -57,6 +57,7 @@ def test_digits_are_the_published_ones():
         "09f66e6debdee2cd2b5ae59e0d6abbb73fc2b0e0185d2e1957e9ebb51e23aa22")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_the_published_files(name):
     try:

@@ -173,6 +173,7 @@ def test_classes_of_a_dirichlet_are_the_more_unequal_the_smaller_alpha():
     assert distances[0] > 0.7 and distances[-1] < 0.1
 
 
+@pytest.mark.slow
 def test_the_first_worker_of_a_dirichlet_has_the_moments_of_the_distribution():
     """Its classes are not exhausted: the share of one has mean p and variance p (1 - p) / (alpha + 1)."""
     labels = np.repeat([0, 1], [6000, 2000])

@@ -117,6 +117,7 @@ def larger_nets(draw):
                (draw(st.integers(10, 17)), draw(st.sampled_from([10, 12, 15])), 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(larger_nets(), st.sampled_from([2, 3, 5]), st.integers(0, 1000))
 def test_kernels_of_larger_nets(net, b, seed):

@@ -7,6 +7,7 @@ import pytest
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.layers import Conv, Dropout, Flatten, Linear, Relu
 from refsgd.problems.nn.net import Net
+from tests.marks import mostly_slow
 from tests.problems.passes import OneLayerBehind, backward, forward, run
 
 SMALL = ("tiny", "shallow", "lenet5", "mlp", "softmax", "resnet18:4", "inception:8", "vgg16:8", "resnet34:2",
@@ -39,7 +40,7 @@ def test_layers_come_in_the_order_of_the_vector(name):
     assert [list(ats.values()) for ats in of_steps] == [[leaf.at] for leaf in leaves]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", mostly_slow(SMALL, *(name for name in SMALL if name != "inception:8")))
 def test_the_bits_of_the_gradient_come_layer_by_layer(name):
     net = nets.build(name)
     x = net.init(0)
