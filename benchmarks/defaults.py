@@ -14,8 +14,9 @@ import numpy as np
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import facts_of
+from refsgd.experiment.arguments import options_of
 from refsgd.experiment.compare import HARD
-from refsgd.experiment.prepare import DEFAULT_EPOCHS, Training, options_of
+from refsgd.experiment.prepare import DEFAULT_EPOCHS, Training
 
 
 def accuracies(name: str, seeds: range, **arguments: object) -> np.ndarray:

@@ -116,7 +116,8 @@ def _of_worker(e: Experiment, batch: int) -> Prediction:
     # A collective has the weighted gradient, partial sums, their sum and the mean beside the gradient.
     working = 3 + 1 / e.workers if holds == "summed" and not alone else update
     used = _codec(e)
-    found = memory.worker(d, held, 1, optimiser=optimiser, buffers=0 if alone else 4 * d * (1 + (holds == "partitions")),
+    buffers = 0 if alone else 8 * d if holds == "partitions" else 4 * d
+    found = memory.worker(d, held, 1, optimiser=optimiser, buffers=buffers,
                           working=max(working, update))
     return _with(found, {"codec residual": used.held(d) if used else 0})
 

@@ -65,19 +65,20 @@ def test_every_gradient_reaches_every_replica_exactly_once(machine, seed, worker
     run = simulate(ako.ako(counted, workers, steps, EXACT, partitions=p), machine, seed)
     total = problem.x0 - np.float32(0.25) * sum(taken, np.zeros(5, np.float32))
     assert all(np.array_equal(replica.x, total) for replica in run.values.values())
-    assert not any(replica.received or np.any(np.concatenate(replica.unsent)) for replica in run.values.values()
+    assert not any(np.any(replica.received) or np.any(np.concatenate(replica.unsent)) for replica in run.values.values()
                    if steps)
     assert run.trace.messages == workers * (workers - 1) * (steps - 1 + p if steps else 0)
 
 
-def test_every_schedule_of_two_peers_ends_with_equal_replicas():
+def test_schedules_of_two_peers_end_with_equal_replicas():
+    """The first two hundred: there are more than two thousand of one iteration in two partitions."""
     problem = integer_gradients(d=2, workers=2)
 
     def equal(run):
         one, other = (replica.x for replica in run.values.values())
         assert np.array_equal(one, other)
 
-    assert explore(lambda: ako.ako(problem, 2, 2, EXACT, partitions=2), equal, max_runs=3000).runs > 20
+    assert explore(lambda: ako.ako(problem, 2, 1, EXACT, partitions=2), equal, max_runs=200).runs == 200
 
 
 def test_nobody_waits_whatever_the_network():
@@ -128,7 +129,7 @@ def forgetful(replica, others, problem, steps):
         k = t % len(replica.parts)
         for other in others:
             yield Send(other, ako.Partition(g[replica.parts[k]], k))
-        yield from replica.apply(replica.take(g), t)
+        yield from replica.apply(g + replica.take(), t)
         yield Mark("clock", t=t)
     return replica
 
@@ -138,4 +139,4 @@ def test_a_peer_that_sends_parts_of_its_last_gradient_only_is_caught(monkeypatch
     with pytest.raises(AssertionError):
         test_iteration_t_sends_the_sum_of_p_gradients_of_partition_t_mod_p(2)
     with pytest.raises(AssertionError):
-        test_every_schedule_of_two_peers_ends_with_equal_replicas()
+        test_schedules_of_two_peers_end_with_equal_replicas()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems import quadratic
 from refsgd.runtimes.errors import Deadlock
@@ -100,12 +101,8 @@ def test_a_death_of_each_worker_at_each_step(name, options):
             hold_death(CATALOGUE[name], options, dead, step, seed=step)
 
 
-#: no servers; and backup workers, who survive as many deaths as there are backups
-NO_SERVERS = "hogwild", "independent", "gosgd", "pair-averaging", "adpsgd"
-
-
-@pytest.mark.parametrize(("name", "options"),
-                         [case for case in GO_ON if case[0] not in (*NO_SERVERS, "backup-workers")])
+#: not backup workers, who survive as many deaths as there are backups
+@pytest.mark.parametrize(("name", "options"), [case for case in GO_ON if facts_of(CATALOGUE[case[0]], case[1]).served])
 def test_when_all_workers_are_dead_the_servers_return_what_they_have(name, options):
     run = Marked(CATALOGUE[name], WORKERS, STEPS, 2 if name == "approximate" else 1, UNEQUAL, 1,
                  [Fault("kill", f"worker{i}", 1 + i) for i in range(WORKERS)], **options)

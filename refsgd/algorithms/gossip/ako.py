@@ -7,9 +7,10 @@ gradient has gone to everybody, a part at a time, in messages of a p-th of its s
 Quick facts
 -----------
 synchronous: no | centralised: no | roles: n peers | messages per peer and iteration: n-1 out, n-1 in | bytes
-per peer and iteration: (n-1) M/p each way; M per peer in the last one | staleness: 0 of its own gradients, up
-to p iterations of others', and the way | clock gap: unbounded | momentum: of the sum of all gradients, local |
-aggregation: the sum of all workers' gradients, as in ASP | graph: complete | deterministic: given the schedule
+per peer and iteration: (n-1) M/p each way, (n-1) M in the last one | staleness: 0 of a peer's own gradients;
+those of others are up to p iterations and their way late | clock gap: unbounded | momentum: local, of the sum
+of all gradients | aggregation: the sum of all workers' gradients, as in ASP | graph: complete |
+deterministic: given the schedule
 
 Unequal batches: each peer's gradient counts the same.
 
@@ -51,27 +52,25 @@ class Partition(NamedTuple):
 
 @dataclass
 class Accumulating(Replica):
-    """A replica with the gradients that others do not have yet, and those of others that it has not applied."""
+    """A replica with gradients that others do not have yet, and those of others that it has not applied."""
 
     parts: Sequence[slice] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.unsent = [np.zeros_like(self.x[part]) for part in self.parts]
-        self.received: list[Partition] = []
-        self.clock = 0
+        self.received = np.zeros_like(self.x)
+        self.clock, self.late = 0, False  #: its iteration; whether anything has come since its update
 
-    def take(self, g: Array | float = 0.0) -> Array:
-        """A gradient with all that has been received, which is forgotten; without a yield."""
-        total = np.zeros_like(self.x) + g
-        for theirs, number in self.received:
-            total[self.parts[number]] += theirs
-        self.received = []
+    def take(self) -> Array:
+        """The sum of what has been received since it was last taken; without a yield."""
+        total, self.received, self.late = self.received, np.zeros_like(self.x), False
         return total
 
 
-def train(replica: Accumulating, others: Sequence[str], problem: Objective, steps: int) -> Program[Accumulating]:
-    """Main program: compute, send a partition to all, update; returns the replica, final when the run ends."""
+def train(replica: Accumulating, others: Sequence[str], problem: Objective,
+          steps: int) -> Program[Accumulating]:
+    """Main program: compute, send a partition, update; returns the replica, final when the run ends."""
     count = len(replica.parts)
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
@@ -80,7 +79,7 @@ def train(replica: Accumulating, others: Sequence[str], problem: Objective, step
             for other in others:
                 yield Send(other, Partition(replica.unsent[k], k))
             replica.unsent[k] = np.zeros_like(replica.unsent[k])
-        yield from replica.apply(replica.take(g), t)
+        yield from replica.apply(g + replica.take(), t)
         replica.clock = t
         yield Mark("clock", t=t)
     return replica
@@ -90,16 +89,18 @@ def listen(replica: Accumulating) -> Program[None]:
     """Handler: keep what arrives for the next update; what is left at the end is a last step."""
     try:
         while True:
-            _, partition = yield Recv(Partition)
-            replica.received.append(partition)
+            _, theirs = yield Recv(Partition)
+            replica.received[replica.parts[theirs.number]] += theirs.g
+            replica.late = True
     except RunEnded:
-        if replica.received:
+        if replica.late:
             replica.x, replica.v = replica.sgd.step(replica.x, replica.v, replica.take(), replica.clock)
 
 
 @declare(REPLICAS, because={"": "it sends gradients in partitions of its own"}, mean_of=ONE_WORKER,
          lost="its replica, gradients that it has not sent, and what is sent to it later", holds="partitions",
-         formula="ako", recursion="its replicas have each other's gradients in parts, at different times")
+         formula="ako", recursion="its replicas have each other's gradients in parts, at different times",
+         compared=False)
 def ako(problem: Objective, workers: int, steps: int, sgd: SGD, *, partitions: int = 4) -> Deployment:
     """Deploy Ako.
 
