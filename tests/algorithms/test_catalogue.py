@@ -32,7 +32,8 @@ NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker",
 QUICK = Machine(compute="exponential(0.003)", latency=0.001, bandwidth=20e6)
 PARALLEL = [name for name in CATALOGUE if name != "sequential"]
 #: those with more than 1,500 schedules of 2 workers and 2 steps, and what makes each schedule shorter
-MANY = {"hogwild": {"parts": 2}, **{name: {} for name in PARALLEL if not facts_of(CATALOGUE[name]).compared}}
+MANY = {**{name: {} for name in PARALLEL if not facts_of(CATALOGUE[name]).compared}, "hogwild": {"parts": 2},
+        "ako": {"partitions": 1}}
 few_draws = pytest.mark.usefixtures("few_draws")
 
 

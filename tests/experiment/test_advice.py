@@ -419,7 +419,7 @@ def test_every_figure_names_its_formula(everything):
         assert all(p.formula or name.startswith("memory") for name, p in s.metrics.items()), s.name
 
 
-NAMED = ("dgx-8", "ipdps21-6x4-10g", "ipccc20-4vm", "racks-2x8", "ethernet-16", "laptop")
+NAMED = ("dgx-8", "ipdps21-6x4-10g", "laptop")
 
 
 @pytest.mark.parametrize("preset", [p if p in NAMED else pytest.param(p, marks=pytest.mark.slow) for p in PRESETS])

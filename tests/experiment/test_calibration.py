@@ -149,6 +149,7 @@ def test_the_price_of_coding_is_found_again():
     assert codec_price(simulated("dgc", TRUE.with_(codec=3e-9)), d, TRUE.crowding) == pytest.approx(3e-9)
 
 
+@pytest.mark.slow
 def test_the_printed_update_is_what_a_simulated_one_takes(measured):
     took = next(e.time - e.start for e in simulated("sequential", measured.machine, 1).of(Computed) if e.work == "update")
     assert measured.update == pytest.approx(took)
@@ -171,6 +172,7 @@ def test_real_messages_keep_their_senders():
     assert 0 < keeps < 0.01 and 0 <= way < 0.01
 
 
+@pytest.mark.slow
 def test_its_file_is_a_machine(measured, tmp_path, capsys):
     path = tmp_path / "machine.json"
     path.write_text(measured.to_json())

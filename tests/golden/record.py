@@ -52,7 +52,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
                                                     "hierarchical", "torus")] + [{"collective": "rings", "rings": 3}],
     "dgc": [{"ratio": 0.3}, {"ratio": 0.3, "masking": False}],
     "gosgd": [{"p": 0.5}],
-    "ako": [{"partitions": 2}],
+    "ako": [{"partitions": 1}],
     "adpsgd": [{"graph": "ring"}],
     "hogwild": [{"atomic": False}, {"parts": 2}],
     "local-sgd": [{"period": 3}],

@@ -101,7 +101,7 @@ def listen(replica: Accumulating) -> Program[None]:
          lost="its replica, gradients that it has not sent, and what is sent to it later", holds="partitions",
          formula="ako", recursion="its replicas have each other's gradients in parts, at different times",
          compared=False)
-def ako(problem: Objective, workers: int, steps: int, sgd: SGD, *, partitions: int = 4) -> Deployment:
+def ako(problem: Objective, workers: int, steps: int, sgd: SGD, *, partitions: int = 2) -> Deployment:
     """Deploy Ako.
 
     Parameters

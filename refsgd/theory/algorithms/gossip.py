@@ -33,7 +33,7 @@ def gosgd(c: Setting) -> Figures:
 
 def ako(c: Setting) -> Figures:
     """Ako: one of p partitions to every other peer, all of them in the last iteration; none waits."""
-    p = int(c.options.get("partitions", 4))
+    p = int(c.options.get("partitions", 2))
     if p < 1:
         raise DomainError(f"partitions {p}; the formula assumes at least 1")
     step = alone(c)
