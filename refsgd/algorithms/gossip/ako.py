@@ -8,8 +8,8 @@ Quick facts
 -----------
 synchronous: no | centralised: no | roles: n peers | messages per peer and iteration: n-1 out, n-1 in | bytes
 per peer and iteration: (n-1) M/p each way, (n-1) M in the last one | staleness: 0 of a peer's own gradients;
-those of others are up to p iterations and their way late | clock gap: unbounded | momentum: local, of the sum
-of all gradients | aggregation: the sum of all workers' gradients, as in ASP | graph: complete |
+those of others are up to p - 1 iterations and their way late | clock gap: unbounded | momentum: local, of the
+sum of all gradients | aggregation: the sum of all workers' gradients, as in ASP | graph: complete |
 deterministic: given the schedule
 
 Unequal batches: each peer's gradient counts the same.
@@ -60,7 +60,7 @@ class Accumulating(Replica):
         super().__post_init__()
         self.unsent = [np.zeros_like(self.x[part]) for part in self.parts]
         self.received = np.zeros_like(self.x)
-        self.clock, self.late = 0, False  #: its iteration; whether anything has come since its update
+        self.late = False  #: whether anything has come since it was last taken
 
     def take(self) -> Array:
         """The sum of what has been received since it was last taken; without a yield."""
@@ -80,13 +80,12 @@ def train(replica: Accumulating, others: Sequence[str], problem: Objective,
                 yield Send(other, Partition(replica.unsent[k], k))
             replica.unsent[k] = np.zeros_like(replica.unsent[k])
         yield from replica.apply(g + replica.take(), t)
-        replica.clock = t
         yield Mark("clock", t=t)
     return replica
 
 
-def listen(replica: Accumulating) -> Program[None]:
-    """Handler: keep what arrives for the next update; what is left at the end is a last step."""
+def listen(replica: Accumulating, steps: int) -> Program[None]:
+    """Handler: keep what arrives for the next update; what is left at the end is a step of its own."""
     try:
         while True:
             _, theirs = yield Recv(Partition)
@@ -94,7 +93,7 @@ def listen(replica: Accumulating) -> Program[None]:
             replica.late = True
     except RunEnded:
         if replica.late:
-            replica.x, replica.v = replica.sgd.step(replica.x, replica.v, replica.take(), replica.clock)
+            replica.x, replica.v = replica.sgd.step(replica.x, replica.v, replica.take(), steps - 1)
 
 
 @declare(REPLICAS, because={"": "it sends gradients in partitions of its own"}, mean_of=ONE_WORKER,
@@ -116,6 +115,6 @@ def ako(problem: Objective, workers: int, steps: int, sgd: SGD, *, partitions: i
     for rank, me in enumerate(names):
         replica = Accumulating(rank, problem.x0, sgd, chunks(problem.x0.size, partitions))
         others = [name for name in names if name != me]
-        deployment[me] = Node(train(replica, others, problem, steps), [listen(replica)], rank=rank,
-                              survives=True)
+        deployment[me] = Node(train(replica, others, problem, steps), [listen(replica, steps)],
+                              rank=rank, survives=True)
     return deployment
