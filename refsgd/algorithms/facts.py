@@ -122,6 +122,7 @@ class Facts:
     #: replica with sums of gradients that others do not have yet ("partitions")
     holds: Literal["replica", "pushed", "summed", "alone", "shards", "stages", "stashed stages",
                    "partitions"] = "replica"
+    leads: int = 1  #: how many workers' gradients one of them sums, to exchange them as one
     collects: bool = False  #: whether a server keeps gradients of several workers until it applies them
     copies: bool = False  #: whether each server has all parameters, not a part
 

@@ -35,6 +35,7 @@ class Push(NamedTuple):
     grad: Array  # (part,)
     examples: int  # number of examples in its mean
     version: int  # of the part at which it was computed
+    of: tuple[str, ...] = ()  # the workers whose gradients it sums, if it is not the sender's own
 
 
 class Model(NamedTuple):
@@ -178,7 +179,8 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
 def of_pushes(pushes: Iterable[tuple[str, Push]]) -> tuple[Reads, int]:
     """What the mark of an update says of its pushes: their reads, and the number of their images."""
     pushes = list(pushes)
-    return tuple((w, push.version) for w, push in pushes), sum(push.examples for _, push in pushes)
+    return (tuple((i, push.version) for w, push in pushes for i in push.of or (w,)),
+            sum(push.examples for _, push in pushes))
 
 
 @dataclass

@@ -115,6 +115,8 @@ def _of_worker(e: Experiment, batch: int) -> Prediction:
     alone = holds == "alone" or (e.workers == 1 and holds == "summed")
     # A collective has the weighted gradient, partial sums, their sum and the mean beside the gradient.
     working = 3 + 1 / e.workers if holds == "summed" and not alone else update
+    if (leads := min(e.facts.leads, e.workers)) > 1:  # the others' gradients, a weighted one and their sum
+        working = leads - 1 + 2
     used = _codec(e)
     buffers = 0 if alone else 8 * d if holds == "partitions" else 4 * d
     found = memory.worker(d, held, 1, optimiser=optimiser, buffers=buffers,
@@ -134,7 +136,7 @@ def _of_servers(e: Experiment, count: int) -> list[Prediction]:
     sizes = [part.stop - part.start for part in of(e.problem).cut(e.problem, e.servers)]
     if len(sizes) != count:  # a part of each stage, or a whole copy in each data centre
         sizes = [e.problem.x0.size // (1 if e.facts.copies else max(count, 1))] * count
-    return [memory.server(size, workers=e.workers, optimiser=optimiser, collects=True,
+    return [memory.server(size, workers=-(-e.workers // e.facts.leads), optimiser=optimiser, collects=True,
                           working=update + e.facts.collects) for size in sizes]
 
 

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.problems import integer_gradients
+from refsgd.experiment.result import final_parameters
+from refsgd.problems import integer_gradients, quadratic
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace.waiting import waiting_by_cause
 from tests.marks import mostly_slow
@@ -54,3 +57,52 @@ def test_bytes_are_a_model_up_and_a_model_down_per_worker_and_iteration():
         trace = simulate(bsp.bsp(PROBLEM, 5, 7, SGD(0.1), servers)).trace
         assert sum(trace.bytes_sent.values()) == 2 * 5 * 7 * 16
         assert trace.messages == 2 * 5 * 7 * servers
+
+
+def grouped(group, workers=6, steps=5, machine=None, problem=None, **options):
+    problem = problem or integer_gradients(d=4, workers=workers)
+    return simulate(bsp.bsp(problem, workers, steps, SGD(0.25), group=group, **options), machine, observe=1)
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "sum"])
+@pytest.mark.parametrize("batches", [(), (1, 2, 3, 4, 5, 6)], ids=["equal", "unequal"])
+def test_sums_of_groups_change_the_model_by_rounding_only(batches, aggregation):
+    """MXNet's two levels: a host's gradients are summed before they are pushed."""
+    problem = quadratic(d=4, workers=6, noise=1.0, batches=batches)
+    plain, *others = (final_parameters(grouped(group, problem=problem, aggregation=aggregation))
+                      for group in (1, 2, 3, 4, 6))
+    for other in others:  # groups of four: the last has two workers
+        np.testing.assert_allclose(other, plain, rtol=1e-5)
+
+
+def test_a_leader_that_ignores_its_members_batches_is_caught():
+    problem, right = quadratic(d=4, workers=6, noise=1.0, batches=(1, 2, 3, 4, 5, 6)), bsp.mean
+    plain = final_parameters(grouped(1, problem=problem))
+    try:
+        bsp.mean = lambda *pushes: right(*(push._replace(examples=1) for push in pushes))
+        wrong = final_parameters(grouped(2, problem=problem))
+    finally:
+        bsp.mean = right
+    assert not np.allclose(wrong, plain, rtol=1e-3)
+
+
+@settings(max_examples=30)
+@given(workers=st.integers(1, 9), group=st.integers(1, 10), servers=st.integers(1, 3))
+def test_only_leaders_talk_to_servers_and_every_gradient_is_in_an_update_once(workers, group, servers):
+    trace = grouped(group, workers, steps=3, servers=servers).trace
+    leaders = -(-workers // group)
+    up, down = 3 * servers * leaders, 3 * (workers - leaders)
+    assert trace.messages == 2 * up + 2 * down
+    assert sum(trace.bytes_sent.values()) == 2 * 3 * workers * 16
+    for update in trace.marks("update"):
+        assert sorted(w for w, _ in update.values["reads"]) == sorted(f"worker{i}" for i in range(workers))
+
+
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_the_servers_link_carries_one_gradient_for_each_group(group):
+    """Fixed times, 8 workers: leaders wait for 2 (g - 1) messages on their own links, the server for n/g + 1."""
+    n, w, alpha = 8, 16 / 100, 0.5
+    machine = Machine(compute="fixed(10)", latency=alpha, bandwidth=100)
+    times = [e.time for e in grouped(group, n, 6, machine).trace.marks("update")]
+    own = 2 * alpha + group * w if group > 1 else 0  # members start staggered by w, as the model reaches them
+    assert np.diff(times)[1:] == pytest.approx([10 + 2 * alpha + (n // group + 1) * w + own] * 4, rel=1e-9)

@@ -25,9 +25,9 @@ _NO_SERVERS = "it has no servers"
 
 def _pairs(e: Experiment) -> Iterator[tuple[str, str]]:
     """Pairs that may exchange messages; where there are servers, workers talk only to them, unless they are
-    stages."""
+    stages or sum gradients before."""
     role, facts = roles(e.nodes), e.facts
-    apart = _served(e) and not facts.staged and declared(e.function)
+    apart = _served(e) and not (facts.staged or facts.collective) and declared(e.function)
     if not facts.silent:
         yield from ((a, b) for a, b in permutations(e.nodes, 2)
                     if not (apart and role[a] == role[b] == "worker"))

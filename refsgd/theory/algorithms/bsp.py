@@ -15,6 +15,9 @@ MANY = 256  # pushes of an iteration, beyond which workers are taken to stay in 
 
 def bsp(c: Setting) -> Figures:
     """BSP: all workers push, the slowest sets the pace, all receive an answer."""
+    if (group := int(c.options.get("group", 1))) > 1:  # others send a model up to their leader, and get one
+        leaders = -(-c.workers // group)
+        return _figures(c, None, None, leaders * (c.pushed + c.nbytes) + 2 * (c.workers - leaders) * c.nbytes)
     if not known(c):
         return _figures(c, None, None)
     duplex = "half" if c.one_link else "full"
@@ -36,9 +39,10 @@ def _in_step(c: Setting) -> bool:
     return (c.together and certain(c.machine.update)) or c.workers * c.servers > MANY
 
 
-def _figures(c: Setting, step: Prediction | None, run: Prediction | None) -> Figures:
-    """The metrics of iterations in which all wait for all."""
-    return figures(c, step, run, c.steps, c.workers * (c.pushed + c.nbytes),
+def _figures(c: Setting, step: Prediction | None, run: Prediction | None,
+             sent: float | None = None) -> Figures:
+    """The metrics of iterations in which all wait for all, with the bytes of each iteration."""
+    return figures(c, step, run, c.steps, c.workers * (c.pushed + c.nbytes) if sent is None else sent,
                    fresh("a barrier before each update"),
                    clocks(c, 0, 1, "no worker starts before all have ended"))
 
