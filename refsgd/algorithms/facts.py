@@ -195,7 +195,8 @@ def facts_of(function: Callable[..., Any], options: Options | None = None) -> Fa
     `stages`.
     """
     facts: Facts | Callable[[Options], Facts] | None = getattr(function, "facts", None)
-    options = {**(getattr(function, "__kwdefaults__", None) or {}), **(options or {})}
+    defaults = getattr(inspect.unwrap(function), "__kwdefaults__", None)  # of a decorated function, its own
+    options = {**(defaults or {}), **(options or {})}
     if facts is None:
         taken = inspect.signature(function).parameters
         stages = "stages" in taken and options.get("stages") != 1

@@ -179,8 +179,8 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
 def of_pushes(pushes: Iterable[tuple[str, Push]]) -> tuple[Reads, int]:
     """What the mark of an update says of its pushes: their reads, and the number of their images."""
     pushes = list(pushes)
-    return (tuple((i, push.version) for w, push in pushes for i in push.of or (w,)),
-            sum(push.examples for _, push in pushes))
+    reads = ((i, push.version) for w, push in pushes for i in push.of or (w,))
+    return tuple(reads), sum(push.examples for _, push in pushes)
 
 
 @dataclass

@@ -78,7 +78,7 @@ def test_without_a_mistake_it_runs():
     ({"period": 1.5}, "period 1.5 of type float; expected a whole number"),
     ({"period": True}, "period True of type bool; expected a whole number"),
     ({"algorithm": "bsp", "staleness": 3},
-     "bsp has no option 'staleness'; expected some of aggregation; approximate, consgd, dynsgd, ssp have it"),
+     "bsp has no option 'staleness'; expected some of aggregation, group; approximate, consgd, dynsgd, ssp have it"),
     ({"algorithm": "sspp"}, "algorithm 'sspp' is unknown; expected one of independent, sequential, "),
     ({"algorithm": "sspp"}, "; did you mean ssp?"),
     ({"algorithm": 3}, "algorithm 3 is unknown; expected one of"),

@@ -188,7 +188,7 @@ BELIEVED = "self.mark(reads, images)", "self.mark(tuple((w, self.version) for w,
 
 
 @pytest.mark.parametrize(("name", "right", "wrong"), [
-    ("bsp", "(w, push.version) for w, push in pushes", "(w, 0) for w, push in pushes"),
+    ("bsp", "((i, push.version) for w, push in pushes", "((i, 0) for w, push in pushes"),
     ("downpour", "[*reads, dict(there.version)]", "[*reads, {s: v + 1 for s, v in there.version.items()}]"),
     ("downpour", "for read in message.versions)", "for read in message.versions[:1])"),
     ("downpour", "yield Recv(Model, src=s)", "yield Recv(Model)"),  # slices in order of arrival

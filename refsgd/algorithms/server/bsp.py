@@ -69,7 +69,7 @@ def leader(rank: int, members: Sequence[int], servers: Sequence[str], problem: O
         g: Array = yield Compute(rule, *pushes, kind="reduction")
         return g
 
-    x, there = problem.x0, Servers(servers, problem, rank if rotated else 0, whole)
+    x, there = problem.x0, Servers(servers, problem, rank * rotated, whole)
     group = tuple(f"worker{i}" for i in (rank, *members))
 
     def pushes(t: int) -> Message:
