@@ -4,7 +4,7 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.facts import declare
+from refsgd.algorithms.facts import declare, facts_of
 from refsgd.experiment.prepare import prepare
 from refsgd.testing import explore_algorithm
 
@@ -27,7 +27,7 @@ def counted(tmp_path):
         note()
         return CATALOGUE["asp"](problem, workers, steps, sgd, servers, rotated)
 
-    @declare(CATALOGUE["bsp"].facts)
+    @declare(facts_of(CATALOGUE["bsp"]))
     def bsp(problem, workers, steps, sgd, servers=1, rotated=False):
         note()
         return CATALOGUE["bsp"](problem, workers, steps, sgd, servers, rotated)

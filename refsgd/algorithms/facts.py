@@ -195,8 +195,7 @@ def facts_of(function: Callable[..., Any], options: Options | None = None) -> Fa
     `stages`.
     """
     facts: Facts | Callable[[Options], Facts] | None = getattr(function, "facts", None)
-    defaults = getattr(inspect.unwrap(function), "__kwdefaults__", None)  # of a decorated function, its own
-    options = {**(defaults or {}), **(options or {})}
+    options = {**(getattr(function, "__kwdefaults__", None) or {}), **(options or {})}
     if facts is None:
         taken = inspect.signature(function).parameters
         stages = "stages" in taken and options.get("stages") != 1
