@@ -33,6 +33,7 @@ ARROWS = {
     "display": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "theory", "experiment"},
     "experiment": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "theory", "_version", ""},  # "": `Result.plot` and `.player` ask the package for the room of display
     "_version": set(),
+    "grader": {"effects", "algorithms", "problems", "runtimes", "experiment", "testing", "display", "trace", ""},  # "": the folder of the package
     "testing": {"effects", "algorithms", "problems", "cluster", "trace", "runtimes", "experiment", "display"},
 }
 FREE = {"cli", "__init__", "__main__"}

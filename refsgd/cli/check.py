@@ -46,7 +46,6 @@ def flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seconds", type=float, default=10.0, metavar="S",
                        help="processor time of a submission (default 10), 20 times as much on the clock; its "
                             "memory limit is 1 GiB")
-    group.add_argument("--child", help=argparse.SUPPRESS)
 
 
 def do(args: argparse.Namespace) -> None:
@@ -54,11 +53,7 @@ def do(args: argparse.Namespace) -> None:
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags(known)
     args.own = known.parse_known_args(args.own, args)[1]
-    if args.child:
-        from refsgd.cli.grading import inside
-
-        inside(args, lambda: loaded(args))
-    elif any(getattr(args, name) for name in ("algorithm", "forbid", "json", "html", "gradescope")):
+    if any(getattr(args, name) for name in ("algorithm", "forbid", "json", "html", "gradescope")):
         grade(args)
     else:
         ungraded(args)
@@ -81,7 +76,7 @@ def _own(args: argparse.Namespace, name: str, function: Any) -> argparse.Namespa
 
 def grade(args: argparse.Namespace) -> None:
     """Grade the target in a child process and write the points."""
-    from refsgd.cli import grades, grading
+    from refsgd.grader import grades, grading
     from refsgd.testing.comparison import options_for
 
     if args.algorithm:
@@ -92,10 +87,12 @@ def grade(args: argparse.Namespace) -> None:
     path = args.target.partition(":")[0]
     if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
         raise Usage(f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists")
-    more = [text for name, value in (("--as", args.algorithm), ("--html", args.html)) if value
-             for text in (name, value)] + [text for m in args.forbid or () for text in ("--forbid", m)]
-    found = grading.grade([*more, "--seconds", str(args.seconds), args.target, *args.own], args.target,
-                          args.algorithm, args.seconds)
+    def options(submission: Any) -> dict[str, Any]:
+        given = _own(args, args.target, CATALOGUE[args.algorithm] if args.algorithm else submission)
+        return own_given(given) | exchange_given(given)
+
+    found = grading.grade(args.target, args.algorithm, args.forbid or (), args.seconds, options,
+                          args.html is not None)
     deliver([(args.json, lambda: grades.as_json(found)), (args.html, lambda: grades.as_html(found)),
              (args.gradescope, lambda: grades.as_gradescope(found))], lambda: tell(grades.as_text(found), 5))
     if found["score"] < found["max_score"]:

@@ -85,7 +85,9 @@ def innermost(program: Any) -> Any:
 
 
 def line_of(program: Any) -> str:
-    """``file:line in function`` of a suspended program, for errors."""
+    """``file:line in function`` of a suspended program, for errors; one that runs elsewhere says it."""
+    if (line := getattr(program, "line", None)) is not None:
+        return str(line)
     inner = innermost(program)
     if inner.gi_frame is None:
         return f"the end of {inner.gi_code.co_name}"

@@ -11,6 +11,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,12 +76,15 @@ def _constant_gradients() -> Problem:
 
 def _lint(function: Deploy) -> str:
     """Check that every effect is yielded."""
-    try:
-        source = textwrap.dedent(inspect.getsource(inspect.getmodule(function) or function))
+    path, first = getattr(function, "path", None), getattr(function, "first", 0)
+    try:  # a submission in another process says where it is
+        source = Path(path).read_text("utf-8") if path else textwrap.dedent(
+            inspect.getsource(inspect.getmodule(function) or function))
     except (OSError, TypeError):
         raise NotChecked("no source to read (defined interactively)") from None
-    if lines := forgotten_yields(parts_of(ast.parse(source), function)):
-        raise Usage(f"effects built without a yield at {inspect.getsourcefile(function)}:"
+    first = first or getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+    if lines := forgotten_yields(parts_of(ast.parse(source), first)):
+        raise Usage(f"effects built without a yield at {path or inspect.getsourcefile(function)}:"
                     f"{', '.join(map(str, lines))}; write `yield` before each effect and `yield from` before "
                     "each sub-program")
     return "every effect is yielded"
@@ -108,9 +112,13 @@ def _sizes(deploy: Small) -> str:
     return "1 to 4 workers, 0 to 5 steps, four machines"
 
 
-def _repeats(deploy: Small) -> str:
-    """Check that one seed gives one result."""
-    a, b = (simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7) for _ in range(2))
+def _repeats(deploy: Small, forget: Callable[[], None]) -> str:
+    """Check that one seed gives one result; what is known of the programs is forgotten before each run."""
+    runs = []
+    for _ in range(2):
+        forget()
+        runs.append(simulate(deploy(quadratic(workers=3), 3, 6), MACHINES[2], seed=7))
+    a, b = runs
     if hash_of(a) != hash_of(b) or schedule_sha256(a.trace) != schedule_sha256(b.trace):
         raise AssertionError(
             "the same seed gave a different result; expected programs that read no clock, "
@@ -262,7 +270,7 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
         if finding.held is False:  # the runs would only show its consequences
             return
     yield attempt("sizes", _sizes, deploy)
-    yield attempt("determinism", _repeats, deploy)
+    yield attempt("determinism", _repeats, deploy, getattr(builds, "forget", lambda: None))
     yield attempt("gradients", _gradients, deploy)
     yield attempt("fixed point", _fixed_point, deploy)
     yield attempt("descent", _descent, deploy)

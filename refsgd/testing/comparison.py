@@ -14,7 +14,7 @@ import numpy as np
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import facts_of
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, constant
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
@@ -22,12 +22,23 @@ from refsgd.experiment.arguments import Usage
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, quadratic
 from refsgd.problems.chain import Block, Chain, Rows
-from refsgd.problems.problem import with_batches
+from refsgd.problems.problem import one_image, with_batches
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing import tracers
 from refsgd.testing.findings import RATE, NotChecked, hash_of, known_gradients
-from refsgd.testing.tracers import Deploy, Misread, Property, contents, explore_small, named, nothing, traced
+from refsgd.testing.tracers import (
+    Deploy,
+    Misread,
+    Property,
+    contents,
+    differs,
+    ends,
+    explore_small,
+    named,
+    nothing,
+    traced,
+)
 from refsgd.trace import Run
 
 #: values of an option at which few steps show what it does
@@ -61,7 +72,7 @@ def _weights(run: Run, reads: Mapping[tuple[int, int], Array]) -> Iterator[tuple
     if not reads or not (marks := run.trace.marks("update")):
         return
     first = np.zeros_like(next(iter(reads.values())))
-    if any(np.size(e.values.get("x")) != first.size for e in marks):  # type: ignore[arg-type]
+    if any(np.size(e.values.get("x")) != first.size + 1 for e in marks):  # type: ignore[arg-type]
         return  # models in parts
     versions = [first, *(contents(e.values["x"], len(first)) for e in marks)]
     for (rank, t), counts in reads.items():
@@ -82,7 +93,7 @@ def _models(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int
         last[rank, t] = counts
 
     def at_end(run: Run) -> None:
-        models.finals.add(contents(final_parameters(run), workers).tobytes())
+        models.finals.update(contents(x, workers).tobytes() for x in ends(run))
         try:
             for staleness, weight in _weights(run, last):
                 models.weights.setdefault(staleness, set()).add(weight)
@@ -131,9 +142,9 @@ def _cases(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Ca
 def known_to_be(counts: Array, known: set[bytes], what: str, name: str) -> None:
     """Compare a model with those of the catalogue's algorithm."""
     if counts.tobytes() not in known:
-        more = f", or {counted(len(known) - 1, 'other model')}" if len(known) > 1 else ""
-        raise Misread(f"{what} contains {named(counts)}; with {name} it contains "
-                      f"{_shown(known, len(counts))}{more}")
+        models = [np.frombuffer(model, np.float32).reshape(counts.shape) for model in known]
+        nearest = min(models, key=lambda model: (int(np.sum(model != counts)), model.tobytes()))
+        raise Misread(f"{what} {differs(counts, nearest)}, as with {name}")
 
 
 def _read(deploy: Deploy, name: str, cases: list[Case]) -> str:
@@ -154,7 +165,8 @@ def _ends(deploy: Deploy, name: str, cases: list[Case]) -> str:
     runs = 0
     for own, workers, steps, known in cases:
         def at_end(run: Run, known: Models = known, workers: int = workers) -> None:
-            known_to_be(contents(final_parameters(run), workers), known.finals, "the result", name)
+            for x in ends(run):
+                known_to_be(contents(x, workers), known.finals, "the result", name)
 
         runs += explore_small(deploy, own, workers, steps, nothing, at_end)
     return f"as {name}'s, in {counted(runs, 'schedule')}"
@@ -203,14 +215,17 @@ def _like(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Pro
               and any(max(case.known.weights, default=0) > 0 for case in cases)
               and "staleness" not in inspect.signature(CATALOGUE[name]).parameters)
 
-    def ends() -> str:
+    def result() -> str:
         exact = [case for case in cases if not served or len(case.known.finals) == 1]
         said = _ends(deploy, name, exact)
-        (_arrives if one else _same_arrivals)(deploy, name, options)
+        if one:
+            _arrives(deploy, name, options)
+        for problem in (quadratic(d=3, workers=3), with_batches(quadratic(d=4, workers=3), (3, 1, 2))):
+            _same_arrivals(deploy, name, options, problem)
         return said
 
     yield "models read", lambda: (_served if served else _read)(deploy, name, cases)
-    yield "result", ends
+    yield "result", result
     yield "models reached", lambda: _reached(deploy, name, cases)
     yield "same bits", lambda: _same_bits(deploy, name, options, one)
     yield "no needless wait", lambda: _waits_as(deploy, name, options)
@@ -230,7 +245,7 @@ def _shown(known: set[bytes], workers: int) -> str:
     return named(np.frombuffer(min(known), np.float32).reshape(workers, -1))
 
 
-def _squares(d: int) -> Problem:
+def squares(d: int) -> Problem:
     """A net of d weights, x_0^2 x_1^2 ..., fitted to 4 examples: each gradient depends on all weights."""
     def inputs(rows: Rows) -> Array:
         return np.asarray(np.arange(rows.first, rows.end, dtype=np.float32) / 2, np.float32)
@@ -248,7 +263,7 @@ def _squares(d: int) -> Problem:
         return np.zeros_like(x)  # of the whole net, which no stage computes
 
     blocks = [Block(f"x{k}", slice(k, k + 1), 1, 4, forward, backward) for k in range(d)]
-    problem = replace(known_gradients(np.ones(d, np.float32), gradient),
+    problem = replace(known_gradients(np.ones(d, np.float32), gradient), describe={"net": "squares"},
                       chain=Chain(blocks, inputs, loss_gradient))
     return with_batches(problem, (4,) * d)
 
@@ -262,7 +277,7 @@ def _arrives(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
     cases = [(known_gradients(np.zeros(4, np.float32), first), 2, 12,
               "12 steps in which only the first gradient is not 0")]
     if facts_of(CATALOGUE[name], options).staged:
-        cases += [(_squares(n), n, 4, f"4 batches of the net {' '.join(f'x{k}^2' for k in range(n))}")
+        cases += [(squares(n), n, 4, f"4 batches of the net {' '.join(f'x{k}^2' for k in range(n))}")
                   for n in (2, 3)]
     for problem, workers, steps, case in cases:
         theirs, mine = (final_parameters(simulate(f(problem, workers, steps, SGD(RATE), **options)))
@@ -272,24 +287,35 @@ def _arrives(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
                           f"are {np.round(theirs, 4).tolist()}")
 
 
-def _same_arrivals(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
+def _same_arrivals(deploy: Deploy, name: str, options: Mapping[str, Any], problem: Problem) -> None:
     """Check the result with gradients that depend on the model and have entries in common, in one order of
     arrival, unless the function reads other models than the catalogue's there."""
-    def of(function: Deploy) -> tuple[dict[tuple[int, int], bytes], Array]:
+    def of(function: Deploy, problem: Problem) -> tuple[dict[tuple[int, int], bytes], list[Array]]:
         reads = dict[tuple[int, int], bytes]()
 
         def judge(rank: int, t: int, counts: Array) -> None:
             reads[rank, t] = counts.tobytes()
 
-        problems = traced(3, 4, judge), quadratic(d=3, workers=3)
-        runs = [simulate(function(problem, 3, 4, SGD(RATE), **options), UNEQUAL) for problem in problems]
-        return reads, final_parameters(runs[1])
+        runs = [simulate(function(each, 3, 4, SGD(RATE), **options), UNEQUAL)
+                for each in (traced(3, 4, judge), problem)]
+        return reads, ends(runs[1])
 
     with suppress(ValueError):  # not on three workers
-        (reads, theirs), (own, mine) = of(CATALOGUE[name]), of(deploy)
-        if reads == own and not np.allclose(mine, theirs, atol=1e-4):
-            raise Misread(f"on a quadratic, 4 steps of 3 workers end at {np.round(mine, 4).tolist()}; with "
-                          f"{name} and the same order of arrival at {np.round(theirs, 4).tolist()}")
+        (reads, theirs), (own, mine) = of(CATALOGUE[name], problem), of(deploy, problem)
+        if reads != own or _alike(mine, theirs):
+            return
+        if problem.images is not one_image and _alike(mine, of(CATALOGUE[name], replace(
+                problem, images=one_image))[1]):
+            raise Misread("gradients of unequal batches are averaged with equal weights; expected the mean "
+                          "over all images, of which problem.images(rank, t) are a worker's")
+        raise Misread(f"on a quadratic, 4 steps of 3 workers end at {np.round(mine[0], 4).tolist()}; with "
+                      f"{name} and the same order of arrival at {np.round(theirs[0], 4).tolist()}")
+
+
+def _alike(mine: list[Array], theirs: list[Array]) -> bool:
+    """Whether each model of one list is in the other: a server's may be that of every replica."""
+    return all(any(np.allclose(x, y, atol=1e-4) for y in others) for own, others in (
+        (mine, theirs), (theirs, mine)) for x in own)
 
 
 def _same_bits(deploy: Deploy, name: str, options: Mapping[str, Any], one: bool) -> str:
@@ -312,7 +338,10 @@ def _waits_as(deploy: Deploy, name: str, options: Mapping[str, Any]) -> str:
     for own, (slow, workers) in product(_small(deploy, name, options), ((0, 2), (1, 2), (1, 4))):
         theirs = tracers.progress(CATALOGUE[name], slow, workers, 4, **own)
         mine = tracers.progress(deploy, slow, workers, 4, **own)
-        tracers.ahead(mine, theirs, theirs, slow, f", as with {name}")
+        # a synchronous algorithm's steps are one after another: to wait for all is its right
+        least = [[min(begun, k + 2) for begun in row] for k, row in enumerate(theirs)]
+        tracers.ahead(mine, least if facts_of(CATALOGUE[name], own).timeless else theirs, theirs, slow,
+                      f", as with {name}")
     return f"a fast worker goes as far ahead of a slow one as with {name}"
 
 
@@ -320,20 +349,49 @@ def _same_rule(deploy: Deploy, name: str, options: Mapping[str, Any], workers: i
     """Check momentum and a decaying rate against the catalogue's algorithm, in one order of arrival."""
     steps, sgd = 4, SGD(RATE, momentum=0.5, schedule=lambda t: 0.5 ** (t // 2))
 
-    def of(function: Deploy) -> Array:
+    def of(function: Deploy, sgd: SGD) -> Array:
         run = simulate(function(traced(workers, steps, nothing), workers, steps, sgd, **options), UNEQUAL)
         return contents(final_parameters(run), workers)
 
     try:
-        theirs = of(CATALOGUE[name])
+        theirs = of(CATALOGUE[name], sgd)
     except ValueError as error:
         raise NotChecked(f"not checked: {error}") from None
-    mine = of(deploy)
+    mine = of(deploy, sgd)
     if not np.allclose(mine, theirs, atol=1e-3):
-        raise Misread("with momentum 0.5 and a rate that halves every 2 updates, the result contains "
-                      f"{named(mine)}; expected {named(theirs)}: x, v = sgd.step(x, v, g, t) with t the "
-                      "number of updates so far")
+        cause = next((said for said, wrong in _other_rules(sgd, workers)
+                      if np.allclose(mine, of(CATALOGUE[name], wrong), atol=1e-3)),
+                     f"with momentum and a falling rate the result {differs(mine, theirs)}")
+        raise Misread(f"{cause}; the rule is x, v = sgd.step(x, v, g, t), t the number of updates so far")
     return f"momentum and schedule as {name}'s"
+
+
+class _Twice(SGD):
+    """Momentum of a gradient that has momentum."""
+
+    def start(self, x: Array) -> Any:
+        return super().start(x), np.zeros_like(x)
+
+    def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
+        inner = np.float32(self.momentum) * v[1] + g
+        x, outer = super().step(x, v[0], inner, t)
+        return x, (outer, inner)
+
+
+def _other_rules(sgd: SGD, workers: int) -> Iterator[tuple[str, SGD]]:
+    """Mistakes in the use of the rule, each with the rule that it amounts to."""
+    rate = sgd.schedule
+    yield "momentum is applied twice", _Twice(sgd.lr, sgd.momentum, schedule=rate)
+    yield "momentum is not applied", replace(sgd, momentum=0.0)
+    yield "the learning rate never changes", replace(sgd, schedule=constant)
+    yield "neither momentum nor schedule is applied", replace(sgd, momentum=0.0, schedule=constant)
+    yield "the learning rate changes an update too early", replace(sgd, schedule=lambda t: rate(t + 1))
+    yield "the learning rate changes an update too late", replace(sgd, schedule=lambda t: rate(max(t - 1, 0)))
+    if workers > 1:
+        yield "the learning rate follows the steps of a worker, not updates", replace(
+            sgd, schedule=lambda t: rate(t // workers))
+        yield "the learning rate follows the gradients of all workers, not updates", replace(
+            sgd, schedule=lambda t: rate(t * workers))
 
 
 #: algorithms that are compared: there are schedules of several workers, and not too many for a few seconds

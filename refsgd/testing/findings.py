@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import isgenerator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import Problem
 from refsgd.problems.layers import equal
 from refsgd.runtimes.explorer import Counterexample
+from refsgd.runtimes.world import Stuck
 from refsgd.trace import Computed, Run
 
 RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
@@ -61,12 +63,34 @@ def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
     except NotChecked as why:
         return Finding(name, None, str(why))
     except Counterexample as found:
-        return Finding(name, False, str(found), found.schedule, found)
+        return Finding(name, False, with_cause(str(found), stuck_because(found)), found.schedule, found)
     except Usage as found:
         return Finding(name, False, str(found))
+    except AssertionError as error:  # of a judge, which says all
+        return Finding(name, False, f"{type(error).__name__}: {error}")
     except Exception as error:
         notes = "; ".join(getattr(error, "__notes__", ()))
         return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+
+
+def stuck_because(found: Counterexample) -> str:
+    """Why no program can continue at the end of a schedule, in a sentence for the first one that waits, with
+    its line; empty if it is no deadlock, or if the programs run elsewhere."""
+    from refsgd.display.player.states import follow
+    from refsgd.display.player.why import Why
+
+    world = found.world
+    if not isinstance(found.error, Stuck) or world is None or found.factory is None or not all(
+            isgenerator(task.program) for task in world.all_tasks):
+        return ""
+    trace, now = world.trace(), len(world.events)
+    first = next(task for task in world.all_tasks if task.effect is not None and task.index == 0)
+    return "deadlock: " + Why(trace, follow(trace, found.factory, 0, now)).sentence(first.node, 0, now)
+
+
+def with_cause(text: str, why: str) -> str:
+    """The text of a counterexample, with this sentence as its first line, if there is one."""
+    return "\n".join([why, *text.splitlines()[1:]]) if why else text
 
 
 def known_gradients(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Problem:

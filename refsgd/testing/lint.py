@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 
@@ -31,9 +30,9 @@ def forgotten_yields(tree: ast.AST) -> list[int]:
                    and isinstance(n.func, ast.Name) and n.func.id in names and id(n) not in yielded})
 
 
-def parts_of(tree: ast.Module, function: Any) -> ast.AST:
-    """A deployment function and, recursively, the functions that it names; or the whole module."""
-    first = getattr(getattr(function, "__code__", None), "co_firstlineno", 0)
+def parts_of(tree: ast.Module, first: int) -> ast.AST:
+    """The deployment function that begins at this line and, recursively, the functions that it names; or the
+    whole module."""
     defined = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef | ast.Lambda)]
     around = {id(g): f for f in defined for g in ast.walk(f) if g is not f}  # the innermost comes last
     found = [f for f in defined if first in (f.lineno, *(d.lineno for d in getattr(f, "decorator_list", ())))]

@@ -19,7 +19,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
-from refsgd.experiment.result import final_parameters
+from refsgd.experiment.result import final_parameters, replicas
 from refsgd.problems import Problem
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
@@ -31,6 +31,8 @@ Deploy = Callable[..., Deployment]
 Property = tuple[str, Callable[[], str]]  #: its name, and the check, which says what it has seen
 BEGUN, WALKS = 120, 30  #: beginnings of schedules to follow of a small case, and random ones beyond them
 INF = float("inf")
+CLOCKS = ((1, 0.53, 0.11), (1, 0.34, 0.1))  #: speeds of three workers, in each order
+THREE = (3, 2)  #: workers and steps of the largest small case
 
 
 class Misread(AssertionError):
@@ -57,21 +59,30 @@ def gates_of(name: str, options: Mapping[str, Any]) -> list[Gate]:
 
 
 def traced(workers: int, steps: int, judge: Judge) -> Problem:
-    """A problem whose gradients are unit vectors; `judge` sees each model at which one is computed."""
+    """A problem whose gradients are unit vectors; `judge` sees each model at which one is computed.
+
+    The first entry has no gradient, so that the number of entries is no multiple of that of workers.
+    """
     def gradient(x: Array, rank: int, t: int) -> Array:
         if not (0 <= rank < workers and 0 <= t < steps):
             raise Misread(f"a gradient of worker {rank} in step {t}; expected workers 0 to {workers - 1}, "
                           f"steps 0 to {steps - 1}")
         judge(rank, t, contents(x, workers))
-        g: Array = np.eye(1, workers * steps, rank * steps + t, np.float32)[0]
+        g: Array = np.eye(1, workers * steps + 1, rank * steps + t + 1, np.float32)[0]
         return g
 
-    return known_gradients(np.zeros(workers * steps, np.float32), gradient)
+    return known_gradients(np.zeros(workers * steps + 1, np.float32), gradient)
 
 
 def contents(x: Array, workers: int) -> Array:
     """How often a model contains each gradient: (workers, steps)."""
-    return np.asarray(np.round(-x / np.float32(RATE), 4) + np.float32(0), np.float32).reshape(workers, -1)
+    return np.asarray(np.round(-x[1:] / np.float32(RATE), 4) + np.float32(0), np.float32).reshape(workers, -1)
+
+
+def ends(run: Run) -> list[Array]:
+    """The model of the servers, or else of each replica, at the end: their mean could hide a difference."""
+    servers, own = replicas(run)
+    return own if own and not servers else [final_parameters(run)]
 
 
 def named(counts: Array) -> str:
@@ -79,6 +90,15 @@ def named(counts: Array) -> str:
     times = {(w, t): "" if counts[w, t] == 1 else f" ({counts[w, t]:g} times)"
              for w, t in zip(*np.nonzero(counts))}
     return ", ".join(f"gradient {t} of worker {w}{often}" for (w, t), often in times.items()) or "no gradient"
+
+
+def differs(found: Array, expected: Array) -> str:
+    """The first difference of two contents, in words."""
+    w, t = (int(i) for i in np.argwhere(~np.isclose(found, expected, atol=1e-3))[0])
+    have, want = ("once" if count == 1 else f"{count:.4g} times" if count else ""
+                  for count in (float(found[w, t]), float(expected[w, t])))
+    said = f"contains gradient {t} of worker {w} {have}" if have else f"lacks gradient {t} of worker {w}"
+    return f"{said}; expected {f'it {want}' if want else 'a model without it'}"
 
 
 # -- algorithms with a gate ----------------------------------------------------------------------------------
@@ -142,13 +162,22 @@ def _all_there(workers: int) -> Callable[[Run], None]:
     return at_end
 
 
+def three_clocks(deploy: Deploy, options: Mapping[str, Any], judge: Judge) -> None:
+    """Run three workers, no two of which have one speed: with two, who is answered is no question."""
+    orders = [speeds for clocks in CLOCKS for speeds in itertools.permutations(clocks)]
+    cases = [(time, each) for time in ("fixed(1)", "exponential(1)") for each in orders]
+    for time, speeds in cases:
+        machine = Machine(compute=time, speeds=speeds)  # type: ignore[arg-type]
+        simulate(deploy(traced(3, 8, judge), 3, 8, SGD(RATE), **options), machine)
+
+
 def nothing(*_: Any) -> None:
     """Allow everything."""
 
 
 def gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
     """The properties of an algorithm with these gates."""
-    cases = [(gate, *sizes) for sizes in ((2, 1), (2, 2), (2, 3), (3, 2)) for gate in gates]
+    cases = [(gate, *sizes) for sizes in ((2, 1), (2, 2), (2, 3), THREE) for gate in gates]
     judges: dict[str, Callable[[Gate], Judge]] = {
         "staleness bound": lambda gate: _bounded(gate.upper), "each gradient once": lambda _: _once,
         "own updates": lambda _: _own}
@@ -157,14 +186,16 @@ def gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
         judges = {"each gradient once": judges["each gradient once"]}
 
     def read(*names: str) -> str:
-        ends, runs = "each gradient once" in names, 0
+        all_there, runs = "each gradient once" in names, 0
         for gate, workers, steps in cases:
             def judge(rank: int, t: int, counts: Array, gate: Gate = gate) -> None:
                 for name in names:
                     judges[name](gate)(rank, t, counts)
 
             runs += explore_small(deploy, gate.options, workers, steps, judge,
-                                  _all_there(workers) if ends else nothing)
+                                  _all_there(workers) if all_there else nothing)
+            if (workers, steps) == THREE:
+                three_clocks(deploy, gate.options, judge)
         return f"in {counted(runs, 'schedule')}"
 
     @cache
@@ -217,5 +248,5 @@ def _waits_no_longer(deploy: Deploy, gates: list[Gate]) -> str:
                          for s in (gate.lower, gate.upper))
             slack = f"{gate.lower:g}" if gate.lower == gate.upper else f"{gate.lower:g} to {gate.upper:g}"
             ahead(progress(deploy, slow, workers, steps, **gate.options), low, high, slow,
-                  f" with a slack of {slack}")
+                  " since nobody waits" if gate.lower == INF else f" with a slack of {slack}")
     return "a fast worker begins every gradient that it may"

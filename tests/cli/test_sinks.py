@@ -92,7 +92,7 @@ def quick(monkeypatch):
                         {"nets": ["tiny"], "processor": "σ", "cores": 2}, 0.0, 0.0)
     monkeypatch.setattr("refsgd.experiment.computer.calibrate.calibrate", lambda *options: found)
     monkeypatch.setattr("refsgd.experiment.advice.advise.advise", lambda machine, **_: advice(machine))
-    monkeypatch.setattr("refsgd.cli.grading.grade", lambda *_: GRADE)
+    monkeypatch.setattr("refsgd.grader.grading.grade", lambda *_: GRADE)
     monkeypatch.setattr(outputs, "figure", lambda kind, *_: Figure(figsize=(1, 1)))
     for module in ("machine", "predict"):
         monkeypatch.setattr(f"refsgd.cli.{module}.figure", lambda kind, *_: Figure(figsize=(1, 1)))

@@ -23,7 +23,7 @@ NEW = [
     ("ssp_cache", "for t in range(cache.own, c):", "for t in range(0, c):"),  # own updates twice
     ("ssp_cache", "for t in range(cache.own, c):", "for t in range(c, c):"),  # and never
     ("bsp_broadcast", "(yield Recv(Gradient, src=p))[1].values)", "(yield Recv(Gradient))[1].values)"),
-    ("bsp_chief", "mean = mean + (g - mean) / np.float32(k)", "mean = mean + (g - mean) / np.float32(2)"),
+    ("bsp_chief", "mean = mean + (g - mean) * np.float32(problem.images(k, t) / seen)", "mean = mean + (g - mean) / np.float32(2)"),
 ]
 
 #: algorithm, its options, the text of the library that is changed, what it becomes
@@ -41,8 +41,7 @@ KNOWN = [
     ("asp", {}, "yield from shard.apply(w, push)", "yield from shard.apply(w, push) if shard.version else ()"),
     ("bsp", {}, "for _ in workers:\n            w, push", "for _ in workers[1:]:\n            w, push"),
     ("bsp", {}, "ordered = [(w, pushes[w]) for w in workers]", "ordered = list(pushes.items())"),
-    ("bsp", {}, "g = mean_gradient([push.grad for push in pushes], [push.examples for push in pushes])",
-     "g = pushes[-1].grad"),
+    ("bsp", {}, 'g = mean(*pushes) if aggregation == "mean" else total(*pushes)', "g = pushes[-1].grad"),
     ("bsp", {}, "for w in rotate(workers, shard.part) if rotated else workers:", "for w in workers[:1]:"),
     ("bsp", {}, "for _ in range(steps):  # Li et al.", "for _ in range(steps - 1):  # Li et al."),
 ]

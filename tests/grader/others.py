@@ -36,7 +36,7 @@ def all_to_all(problem, workers, peer):
 def local_sgd_broadcast(problem, workers, steps, sgd, *, period=8):
     """Every peer sends its replica to all others; all take the mean, in the order of ranks."""
     def peer(i, group):
-        x, v = problem.x0, sgd.start(problem.x0)
+        since, x, v = 0, problem.x0, sgd.start(problem.x0)
         for t in range(steps):
             g = yield Compute(problem.gradient, x, i, t)
             x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
@@ -49,7 +49,9 @@ def local_sgd_broadcast(problem, workers, steps, sgd, *, period=8):
                     if other != group[i]:
                         replicas[other] = (yield Recv(Vector, src=other))[1].x
                 first = replicas[group[0]]
-                x = first + sum(replicas[p] - first for p in group) / np.float32(workers)
+                whole = [sum(problem.images(j, s) for s in range(since, t + 1)) for j in range(workers)]
+                x = first + sum((replicas[p] - first) * np.float32(b / sum(whole)) for p, b in zip(group, whole))
+                since = t + 1
         return x
 
     return all_to_all(problem, workers, peer)
@@ -59,7 +61,7 @@ def diloco_broadcast(problem, workers, steps, sgd, *, period=8, outer_lr=0.7, ou
     """Every peer sends its move to all others, and all take the same outer step."""
     def peer(i, group):
         x, v, start = problem.x0, sgd.start(problem.x0), problem.x0
-        velocity, lr, momentum = np.zeros_like(x), np.float32(outer_lr), np.float32(outer_momentum)
+        since, velocity, lr, momentum = 0, np.zeros_like(x), np.float32(outer_lr), np.float32(outer_momentum)
         for t in range(steps):
             g = yield Compute(problem.gradient, x, i, t)
             x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
@@ -71,7 +73,9 @@ def diloco_broadcast(problem, workers, steps, sgd, *, period=8, outer_lr=0.7, ou
                 for other in group:
                     if other != group[i]:
                         moves[other] = (yield Recv(Vector, src=other))[1].x
-                outer = sum(moves[p] for p in group) / np.float32(workers)
+                whole = [sum(problem.images(j, s) for s in range(since, t + 1)) for j in range(workers)]
+                outer = sum(moves[p] * np.float32(b / sum(whole)) for p, b in zip(group, whole))
+                since = t + 1
                 velocity = momentum * velocity + outer
                 x = start = start - lr * (outer + momentum * velocity)
         return x

@@ -210,7 +210,8 @@ def bsp_go(problem, workers, steps, sgd):
                 who, half = yield Recv(Half)
                 _, other = yield Recv(Half, src=who)
                 total[who] = np.concatenate([half.values, other.values])
-            g = sum(total[c] for c in clients) / np.float32(len(clients))
+            share = [problem.images(i, t) for i in range(workers)]
+            g = sum(np.float32(b) * total[c] for b, c in zip(share, clients)) / np.float32(sum(share))
             x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
             for c in clients:
                 yield Send(c, Go())
@@ -330,7 +331,8 @@ def everybody_tells_everybody(rank, peers, problem, steps, sgd):
         got = []
         for p in peers:  # in the order of ranks
             got.append(g if p == peers[rank] else (yield Recv(Gradient, src=p))[1].values)
-        mean = np.sum(got, axis=0) / np.float32(len(peers))
+        share = np.array([problem.images(i, t) for i in range(len(peers))], np.float32)
+        mean = share @ np.array(got) / share.sum()
         x, v = yield Compute(sgd.step, x, v, mean, t, kind="update")
     return x
 
@@ -350,9 +352,11 @@ def bsp_chief(problem, workers, steps, sgd):
         x, v = problem.x0, sgd.start(problem.x0)
         for t in range(steps):
             mean = yield Compute(problem.gradient, x, 0, t)
-            for k, other in enumerate(others, 2):
+            seen = problem.images(0, t)
+            for k, other in enumerate(others, 1):
                 _, (g,) = yield Recv(Gradient, src=other)
-                mean = mean + (g - mean) / np.float32(k)
+                seen += problem.images(k, t)
+                mean = mean + (g - mean) * np.float32(problem.images(k, t) / seen)
             x, v = yield Compute(sgd.step, x, v, mean, t, kind="update")
             for other in others:
                 yield Send(other, Weights(x, t, t))

@@ -18,9 +18,9 @@ from functools import partial
 import pytest
 
 import refsgd
-from refsgd.cli import grading
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.computer import doctor
+from refsgd.grader import grading
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange, gradient, killed_gradient
@@ -222,5 +222,5 @@ def test_commands_of_doctor_and_grader_fail_although_sigchld_is_ignored(monkeypa
             (finding,) = doctor.message_passing()
         assert finding.found == "mpi4py finds no MPI library"
         (tmp_path / "own.py").write_text("import os\nos._exit(3)\n")
-        grade = grading.grade([str(tmp_path / "own.py") + ":f"], "own.py:f", None, 60.0)
+        grade = grading.grade(f"{tmp_path / 'own.py'}:f", None, (), 60.0, lambda _: {}, pages=False)
     assert "exit code 3" in str(grade)

@@ -62,8 +62,8 @@ def as_html(grade: Grade) -> str:
                     f"<pre>{html.escape(row['details'])}</pre></details>")
         if row["page"]:
             more += (f'<details open><summary>Step through it</summary><iframe title="step player: '
-                     f'{html.escape(row["name"])}" loading="lazy" srcdoc="{html.escape(row["page"])}">'
-                     "</iframe></details>")
+                     f'{html.escape(row["name"])}" loading="lazy" sandbox="allow-scripts" '
+                     f'srcdoc="{html.escape(row["page"])}"></iframe></details>')
         mark = {"yes": "✓", "no": "✗", "note": "–"}[kind]
         rows.append(f'<li class="{kind}"><span class="points">{row["score"]} / {row["max_score"]}</span>'
                     f"<b>{mark} {html.escape(row['name'])}</b><br>{html.escape(row['text'])}{more}</li>")

@@ -1,0 +1,108 @@
+"""Grade a submission: `refsgd check FILE.py:FUNCTION --as ALGORITHM` gives points for each property.
+
+A submission that loops, exits, prints without end or takes all memory loses only the points of what is left.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from refsgd.display.player.listing import title
+from refsgd.experiment.arguments import Usage
+from refsgd.grader.judge import Submission
+from refsgd.grader.process import Gone
+from refsgd.testing import Finding, findings
+from refsgd.testing.comparison import names_of
+from refsgd.testing.findings import with_cause
+
+GENERAL = ("file", "lint", "deployment", "sizes", "determinism", "gradients", "fixed point", "descent",
+           "all schedules")
+DOUBLE = {"all schedules"}  #: general properties with two points, as those of the algorithm have
+
+
+def _found(submission: Submission, algorithm: str | None,
+           options: Callable[[Submission], Mapping[str, Any]]) -> Iterator[Finding]:
+    """The findings of all checks, the last of which is about what ended the submission, if anything did."""
+    done = list[str]()
+    try:
+        why = submission.load()
+        yield Finding("file", not why, why or "can be imported")
+        done.append("file")
+        if why:
+            return
+        for finding in findings(submission, algorithm=algorithm, processes=False, max_runs=60,
+                                **options(submission)):
+            yield finding
+            done.append(finding.name)
+    except Usage as error:  # of the options
+        yield Finding("deployment", False, str(error))
+    except Gone as why:
+        unknown = [each for each in _expected(algorithm) if each not in done]
+        yield Finding((unknown or ["end"])[0], False, str(why))
+
+
+def grade(target: str, algorithm: str | None, forbidden: Sequence[str], seconds: float,
+          options: Callable[[Submission], Mapping[str, Any]], pages: bool) -> dict[str, Any]:
+    """Check a submission in a process of its own, and give points.
+
+    The limit is one of processor time, so that a busy machine changes no mark; a submission that only sleeps
+    is ended after as many seconds without progress.
+    """
+    began = time.monotonic()
+    path, _, function = target.rpartition(":")
+    submission = Submission(path, function, forbidden, seconds)
+    found, left = list[dict[str, Any]](), 3 * pages
+    try:
+        for finding in _found(submission, algorithm, options):
+            text, page = finding.text, ""
+            if finding.found is not None and finding.found.factory is not None:
+                with suppress(Gone):
+                    finding.found.factory()  # of which it is the newest deployment
+                    why, page = submission.show(finding.schedule or (), finding.name, left > 0)
+                    text = with_cause(text, why)
+                left -= bool(page)
+            found.append({"name": finding.name, "held": finding.held, "text": text,
+                          "schedule": finding.schedule, "page": page})
+        printed = submission.process.printed
+    finally:
+        submission.process.close()
+    return _graded(found, algorithm) | {"submission": target, "as": algorithm, "printed": printed,
+                                        "seconds": round(time.monotonic() - began, 2)}
+
+
+def _expected(algorithm: str | None) -> list[str]:
+    return [*GENERAL, *(names_of(algorithm) if algorithm else ())]
+
+
+def _kind(text: str) -> str:
+    """What failures with one cause have in common."""
+    first = text.splitlines()[0] if text else ""
+    return "deadlock" if "deadlock" in first.lower() else re.sub(r"\d+", "#", first.split("; expected")[0])
+
+
+def _graded(found: list[dict[str, Any]], algorithm: str | None) -> dict[str, Any]:
+    """Points by property; a failure with the cause of another one refers to it."""
+    by_name = {each["name"]: each for each in found}
+    shown: dict[str, str] = {}
+    for each in sorted(found, key=lambda e: e["schedule"] is None):  # a schedule explains it best
+        if each["held"] is False:
+            first = shown.setdefault(_kind(each["text"]), each["name"])
+            if first != each["name"]:
+                each |= {"text": f"fails as '{first}' does", "schedule": None, "page": ""}
+    rows = []
+    for i, name in enumerate(_expected(algorithm)):
+        most = 2 if name in DOUBLE or i >= len(GENERAL) else 1
+        each = by_name.get(name, {"held": False, "text": "not checked, because of the failure above",
+                                  "schedule": None, "page": ""})
+        sentence, _, details = each["text"].partition("\n")
+        # without the folders of the grader's machine
+        sentence = re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence)
+        rows.append({"name": name, "passed": each["held"], "score": 0 if each["held"] is False else most,
+                     "max_score": most, "text": re.sub(r"^(Misread|Usage|AssertionError): ", "", sentence),
+                     "schedule": each["schedule"], "details": details, "page": each["page"]})
+    return {"format": "refsgd grade 1", "score": sum(r["score"] for r in rows),
+            "max_score": sum(r["max_score"] for r in rows), "properties": rows}

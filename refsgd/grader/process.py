@@ -1,0 +1,163 @@
+"""The process of a submission, with limits, and the lines of JSON that go to it and come from it.
+
+Whatever it does, a line comes within the limits of time and size, or `Gone` says why none does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from refsgd.grader import plain
+from refsgd.runtimes.fork import own_children
+
+PATIENCE = 20  #: seconds on the clock for each second of processor time: a busy machine shares its processors
+LINE = 16 << 20  #: most bytes of a report
+ALL = 512 << 20  #: most bytes of all reports
+
+
+class Gone(BaseException):
+    """The submission cannot be asked any more: no check continues."""
+
+
+class Process:
+    """A process for a submission.
+
+    Parameters
+    ----------
+    seconds : float
+        Limit of its processor time; on the clock, `PATIENCE` times as much, and as much without any progress.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._received = seconds, 0
+        self._until = time.monotonic() + PATIENCE * seconds
+        self._buffer = b""
+        self._life = contextlib.ExitStack()
+        self._life.enter_context(own_children())
+        self._output = self._life.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - until `close`
+        theirs, self._out = os.pipe()
+        self._in, replies = os.pipe()
+        os.set_blocking(self._out, False)
+        command = [*apart(), sys.executable, "-m", "refsgd.grader.executor", str(theirs), str(replies)]
+        try:
+            self._child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._output,
+                start_new_session=True, pass_fds=(theirs, replies),
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",
+                                  "PYTHONIOENCODING": "utf-8:replace"})
+        finally:
+            os.close(theirs)
+            os.close(replies)
+
+    def close(self) -> None:
+        """End the process, and all that it has started."""
+        os.close(self._out)
+        os.close(self._in)
+        with contextlib.suppress(ProcessLookupError, AttributeError):
+            os.killpg(self._child.pid, signal.SIGKILL)
+        self._child.kill()
+        self._child.wait()
+        self._life.close()
+
+    @property
+    def printed(self) -> str:
+        """The beginning of what the submission has printed."""
+        return os.pread(self._output.fileno(), 4000, 0).decode(errors="replace")
+
+    def write(self, value: Any) -> None:
+        data = memoryview(plain.dumps(value))
+        while data:
+            try:
+                data = data[os.write(self._out, data):]
+            except BlockingIOError:
+                self._wait([], [self._out])
+            except OSError:
+                raise self._ended() from None
+
+    def read(self) -> dict[str, Any]:
+        """One line of the submission's report."""
+        while (end := self._buffer.find(b"\n")) < 0:
+            self._wait([self._in], [])
+            piece = os.read(self._in, 1 << 20)
+            if not piece:
+                raise self._ended()
+            self._received += len(piece)
+            self._buffer += piece
+            if len(self._buffer) > LINE or self._received > ALL:
+                raise Gone(f"reports more than {LINE >> 20} MiB at once or {ALL >> 20} MiB in all; expected "
+                           "small messages")
+        line, self._buffer = self._buffer[:end], self._buffer[end + 1:]
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise self.garbage(error) from None
+        if not isinstance(found, dict):
+            raise self.garbage(TypeError(f"a report of type {type(found).__name__}"))
+        return found
+
+    def _wait(self, reads: list[int], writes: list[int]) -> None:
+        """Wait until the process can be read from or written to; not longer than its limits."""
+        began = time.monotonic()
+        if not any(select.select(reads, writes, [], 0.2)[:2]):
+            used = processor_time(self._child.pid)
+            while not any(select.select(reads, writes, [], 0.2)[:2]):
+                now, spent = time.monotonic(), processor_time(self._child.pid)
+                sleeps = used is not None and spent is not None and spent - used < 0.05 * (now - began)
+                if now > self._until or (sleeps and now - began > self.seconds):
+                    raise Gone(f"was still running after {now - began:.0f} s; expected a run that ends: "
+                               "does it sleep or wait?")
+        if began > self._until:
+            raise Gone(f"was still running after {PATIENCE * self.seconds:g} s; expected a run that ends")
+
+    def _ended(self) -> Gone:
+        """What ended the process."""
+        try:
+            code = self._child.wait(2)
+        except subprocess.TimeoutExpired:
+            return Gone("closed its connection to the grader; expected a run that ends")
+        last = (self.printed.strip().splitlines()[-1:] or [""])[0]
+        if code in (-signal.SIGXCPU, -signal.SIGKILL, 128 + signal.SIGXCPU, 128 + signal.SIGKILL):
+            return Gone(f"was still running after {self.seconds:g} s of processor time; a loop that never "
+                        "ends, or a loop without a yield?")
+        if code < 0:
+            return Gone(f"ended by signal {-code}; expected a run that ends: {last}")
+        return Gone(f"ended the process with exit code {code}; expected no exit: {last}")
+
+    def garbage(self, error: BaseException) -> Gone:
+        return Gone(f"its report cannot be read ({type(error).__name__}: {str(error)[:60]}); expected "
+                    "programs that only yield effects")
+
+
+@cache
+def apart() -> tuple[str, ...]:
+    """The command that gives a process its own processes and network, if the system allows it: then nothing
+    that it starts outlives it."""
+    command = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--net", "sh", "-c",
+               '"$@"; exit $?', "sh")  # the shell says which signal has ended it
+    if shutil.which("unshare") is None:
+        return ()
+    tried = subprocess.run([*command, "true"], capture_output=True, timeout=10, check=False)
+    return command if tried.returncode == 0 else ()
+
+
+def processor_time(pid: int) -> float | None:
+    """Seconds that a process and its children have computed; None where the system does not say."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()
+    except OSError:
+        return None
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(processor_time(int(child)) or 0.0 for child in children)
