@@ -21,6 +21,7 @@ from refsgd.testing.findings import with_cause
 
 GENERAL = ("file", "lint", "deployment", "sizes", "determinism", "gradients", "fixed point", "descent",
            "all schedules")
+LONGEST = 160  #: characters of an explanation
 DOUBLE = {"all schedules"}  #: general properties with two points, as those of the algorithm have
 
 
@@ -84,6 +85,13 @@ def _kind(text: str) -> str:
     return "deadlock" if "deadlock" in first.lower() else re.sub(r"\d+", "#", first.split("; expected")[0])
 
 
+def _short(sentence: str) -> str:
+    """A sentence of at most 160 characters: without its last parts, or cut."""
+    while len(sentence) > LONGEST and "; " in sentence:
+        sentence = sentence.rpartition("; ")[0]
+    return sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST - 4]} ..."
+
+
 def _graded(found: list[dict[str, Any]], algorithm: str | None) -> dict[str, Any]:
     """Points by property; a failure with the cause of another one refers to it."""
     by_name = {each["name"]: each for each in found}
@@ -100,7 +108,7 @@ def _graded(found: list[dict[str, Any]], algorithm: str | None) -> dict[str, Any
                                   "schedule": None, "page": ""})
         sentence, _, details = each["text"].partition("\n")
         # without the folders of the grader's machine
-        sentence = re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence)
+        sentence = _short(re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence))
         rows.append({"name": name, "passed": each["held"], "score": 0 if each["held"] is False else most,
                      "max_score": most, "text": re.sub(r"^(Misread|Usage|AssertionError): ", "", sentence),
                      "schedule": each["schedule"], "details": details, "page": each["page"]})

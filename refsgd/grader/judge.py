@@ -12,6 +12,7 @@ import builtins
 import contextlib
 import inspect
 import pickle
+import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from functools import cache
@@ -39,10 +40,11 @@ from refsgd.effects import (
     Send,
 )
 from refsgd.grader import plain
-from refsgd.grader.process import Process
+from refsgd.grader.process import Gone, Process
 from refsgd.problems import Problem
 from refsgd.runtimes.programs import ForgottenYield
 
+JUDGED = 5  #: seconds of processor time of all checks for each that the submission may take
 RATES = 1000  #: updates for which a schedule of the rate is told
 #: classes of the library that the checks know by their type
 KNOWN = {(kind.__qualname__, kind._fields): kind
@@ -198,7 +200,7 @@ class Submission:
         self._known: dict[bytes, tuple[int, Any]] = {}
         self._roots: dict[tuple[int, str], State] = {}
         self._afresh = 0
-        self.process = Process(seconds)
+        self.process, self._until = Process(seconds), time.process_time() + JUDGED * seconds
         self._begin = {"path": path, "function": function, "forbid": list(forbidden), "seconds": seconds}
 
     # -- its life ------------------------------------------------------------------------------------------
@@ -262,6 +264,9 @@ class Submission:
 
     def follow(self, key: int, node: str, state: State, program: int, answer: Any, problem: Problem) -> State:
         """The state after one more answer to one of a node's programs."""
+        if time.process_time() > self._until:
+            raise Gone(f"was still running after {JUDGED * self.process.seconds:g} s of checks; expected "
+                       "programs that end: do they send or poll without end?")
         text = plain.dumps([program, answer])
         for known in state.then.get(text, ()):
             if all(plain.dumps(self._answer(problem, what)) == said for what, said in known.asked):

@@ -23,6 +23,7 @@ from refsgd.grader import plain
 from refsgd.runtimes.fork import own_children
 
 PATIENCE = 20  #: seconds on the clock for each second of processor time: a busy machine shares its processors
+STILL = 3.0  #: least seconds without any progress after which it is ended
 LINE = 16 << 20  #: most bytes of a report
 ALL = 512 << 20  #: most bytes of all reports
 
@@ -37,7 +38,8 @@ class Process:
     Parameters
     ----------
     seconds : float
-        Limit of its processor time; on the clock, `PATIENCE` times as much, and as much without any progress.
+        Limit of its processor time; on the clock, `PATIENCE` times as much, and `STILL` or as much without
+        any progress.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -109,16 +111,16 @@ class Process:
 
     def _wait(self, reads: list[int], writes: list[int]) -> None:
         """Wait until the process can be read from or written to; not longer than its limits."""
-        began = time.monotonic()
-        if not any(select.select(reads, writes, [], 0.2)[:2]):
-            used = processor_time(self._child.pid)
-            while not any(select.select(reads, writes, [], 0.2)[:2]):
-                now, spent = time.monotonic(), processor_time(self._child.pid)
-                sleeps = used is not None and spent is not None and spent - used < 0.05 * (now - began)
-                if now > self._until or (sleeps and now - began > self.seconds):
-                    raise Gone(f"was still running after {now - began:.0f} s; expected a run that ends: "
-                               "does it sleep or wait?")
-        if began > self._until:
+        since, used = time.monotonic(), None
+        while not any(select.select(reads, writes, [], 0.2)[:2]):
+            now, spent = time.monotonic(), processor_time(self._child.pid)
+            if used is None or spent is None or spent - used > 0.05 * (now - since):
+                since, used = now, spent  # it computes
+            elif now - since > (still := max(self.seconds, STILL)):
+                raise Gone(f"did nothing for {still:g} s; expected a run that ends: does it sleep or wait?")
+            if now > self._until:
+                break
+        if time.monotonic() > self._until:
             raise Gone(f"was still running after {PATIENCE * self.seconds:g} s; expected a run that ends")
 
     def _ended(self) -> Gone:

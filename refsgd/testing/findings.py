@@ -74,8 +74,8 @@ def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
 
 
 def stuck_because(found: Counterexample) -> str:
-    """Why no program can continue at the end of a schedule, in a sentence for the first one that waits, with
-    its line; empty if it is no deadlock, or if the programs run elsewhere."""
+    """Why no program can continue at the end of a schedule, in a sentence for one that waits, with its line;
+    empty without a deadlock, or if the programs run elsewhere."""
     from refsgd.display.player.states import follow
     from refsgd.display.player.why import Why
 
@@ -84,8 +84,10 @@ def stuck_because(found: Counterexample) -> str:
             isgenerator(task.program) for task in world.all_tasks):
         return ""
     trace, now = world.trace(), len(world.events)
-    first = next(task for task in world.all_tasks if task.effect is not None and task.index == 0)
-    return "deadlock: " + Why(trace, follow(trace, found.factory, 0, now)).sentence(first.node, 0, now)
+    why = Why(trace, follow(trace, found.factory, 0, now))
+    waiting = [task.node for task in world.all_tasks if task.effect is not None and not task.index]
+    said = [why.sentence(node, 0, now) for node in waiting]
+    return "deadlock: " + next((sentence for sentence in said if ";" in sentence), said[0])  # one with a line
 
 
 def with_cause(text: str, why: str) -> str:

@@ -20,11 +20,19 @@ def _yields(function: ast.FunctionDef) -> list[ast.Yield | ast.YieldFrom]:
     return [n for n in _own(function) if isinstance(n, ast.Yield | ast.YieldFrom)]
 
 
+def _called(value: ast.AST | None) -> str | None:
+    """The name of the function that an expression calls, if it is a plain one."""
+    return value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else None
+
+
 def forgotten_yields(tree: ast.AST) -> list[int]:
     """Lines where an effect is built outside a ``yield``, or a sub-program of the module is called without
     ``yield from``."""
-    programs = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and _yields(f)]
-    names = EFFECTS | {f.name for f in programs}
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and _yields(f)]
+    names, programs = set(EFFECTS), list[ast.FunctionDef]()
+    for _ in functions:  # a generator of other values is no program, unless it yields from one
+        programs = [f for f in functions if any(_called(n.value) in names for n in _yields(f))]
+        names |= {f.name for f in programs}
     yielded = {id(n.value) for f in programs for n in _yields(f)}
     return sorted({n.lineno for f in programs for n in _own(f) if isinstance(n, ast.Call)
                    and isinstance(n.func, ast.Name) and n.func.id in names and id(n) not in yielded})
