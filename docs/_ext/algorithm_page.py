@@ -334,17 +334,19 @@ class Pseudocode(Directive):
 class Listing(Directive):
     """``algorithm-source``."""
 
-    option_spec: ClassVar[dict[str, Any]] = {"function": directives.unchanged}
+    option_spec: ClassVar[dict[str, Any]] = {"function": directives.unchanged, "folded": directives.unchanged}
 
     def make(self) -> list[nodes.Node]:
         """Numbered source lines; of a whole file the docstring is folded, since the page has said it."""
         source = self.depends_on(self.name_of_algorithm())
         if self.options.get("function"):
-            return [self.block(source, source.within(function.strip()))
-                    for function in self.options["function"].split(",")]
+            found = [self.block(source, source.within(function.strip()))
+                     for function in self.options["function"].split(",")]
+            return folded(self.options["folded"], *found) if "folded" in self.options else found
         end = ast.parse("".join(source.lines)).body[0].end_lineno or 0
-        return [*folded(f"Its docstring, lines 1 to {end}", self.block(source, range(end))),
-                self.block(source, range(end + 1, len(source.lines)))]
+        found = [*folded(f"Its docstring, lines 1 to {end}", self.block(source, range(end))),
+                 self.block(source, range(end + 1, len(source.lines)))]
+        return folded(self.options["folded"], *found) if "folded" in self.options else found
 
     def block(self, source: experiments.Source, where: range) -> nodes.Node:
         """Lines of a file under its name."""

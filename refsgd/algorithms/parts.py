@@ -148,6 +148,17 @@ class Servers:
             yield from self._receive(s)
         return np.concatenate(list(self.x.values()))
 
+    def work(self, rank: int, steps: int) -> Program[Array]:
+        """What `worker` does, where gradients are compressed or leave while others are computed."""
+        x, both = self._problem.x0, self.exchange.overlap == "both"  # the model is pulled layer by layer, too
+        for t in range(steps):
+            yield from self.gradient(None if both and t > 0 else x, rank, t,
+                                     self.pushes(self._problem.images(rank, t)))
+            if not both or t == steps - 1:
+                x = yield from self.pull()
+            yield Mark("clock", t=t)
+        return x
+
     def fetch(self, t: int) -> Program[Array]:
         """Ask each server for its part in iteration t; the whole model, (d,)."""
         for s in self.order:
@@ -157,20 +168,22 @@ class Servers:
 
 def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
            rotated: bool = False) -> Program[Array]:
-    """Compute a gradient, push it part by part, wait for each part of the new model; returns the last, (d,).
+    """Compute a gradient, push each server its part, pull the new model; returns the last, (d,).
 
     It is the worker of Li et al., algorithm 1.  A `rotated` worker begins with the server of its own number.
     """
-    x = problem.x0
-    there = Servers(servers, problem, rank if rotated else 0)
-    both = there.exchange.overlap == "both"  # the next forward pass receives the model, layer by layer
+    x, there = problem.x0, Servers(servers, problem, rank if rotated else 0)
+    if there.exchange.overlap != "none" or there.exchange.codec:
+        return (yield from there.work(rank, steps))
     for t in range(steps):
-        yield from there.gradient(None if both and t > 0 else x, rank, t,
-                                  there.pushes(problem.images(rank, t)))
-        if not both or t == steps - 1:
-            x = yield from there.pull()
+        g = yield Compute(problem.gradient, x, rank, t)
+        for s in there.order:
+            yield Send(s, Push(g[there.part[s]], problem.images(rank, t), there.version[s]))
+        for s in there.order:
+            _, (there.x[s], there.version[s]) = yield Recv(Model, src=s)
+        x = np.concatenate(list(there.x.values()))
         yield Mark("clock", t=t)
-    return x
+    return x  # type: ignore[no-any-return]
 
 
 # -- the server's side ---------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ BELIEVED = "self.mark(reads, images)", "self.mark(tuple((w, self.version) for w,
     ("bsp", "((i, push.version) for w, push in pushes", "((i, 0) for w, push in pushes"),
     ("downpour", "[*reads, dict(there.version)]", "[*reads, {s: v + 1 for s, v in there.version.items()}]"),
     ("downpour", "for read in message.versions)", "for read in message.versions[:1])"),
-    ("downpour", "yield Recv(Model, src=s)", "yield Recv(Model)"),  # slices in order of arrival
+    ("downpour", "self.version[s]) = yield Recv(Model, src=s)", "self.version[s]) = yield Recv(Model)"),  # slices in order of arrival
     ("ssp", "row[s].version + c - row[s].own", "row[s].version"),  # without own updates
     ("asp", *BELIEVED),
     ("backup-workers", "(w, pushes[w]) for", "(w, pushes[w]._replace(version=shard.version - 1)) for"),
