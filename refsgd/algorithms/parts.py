@@ -150,7 +150,8 @@ class Servers:
 
     def work(self, rank: int, steps: int) -> Program[Array]:
         """What `worker` does, where gradients are compressed or leave while others are computed."""
-        x, both = self._problem.x0, self.exchange.overlap == "both"  # the model is pulled layer by layer, too
+        x: Array = self._problem.x0
+        both = self.exchange.overlap == "both"  # the next forward pass pulls the model, layer by layer
         for t in range(steps):
             yield from self.gradient(None if both and t > 0 else x, rank, t,
                                      self.pushes(self._problem.images(rank, t)))
@@ -183,7 +184,7 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
             _, (there.x[s], there.version[s]) = yield Recv(Model, src=s)
         x = np.concatenate(list(there.x.values()))
         yield Mark("clock", t=t)
-    return x  # type: ignore[no-any-return]
+    return x
 
 
 # -- the server's side ---------------------------------------------------------------------------------------

@@ -79,6 +79,7 @@ class Process:
         return os.pread(self._output.fileno(), 4000, 0).decode(errors="replace")
 
     def write(self, value: Any) -> None:
+        """Write one line."""
         data = memoryview(plain.dumps(value))
         while data:
             try:
@@ -138,6 +139,7 @@ class Process:
         return Gone(f"ended the process with exit code {code}; expected no exit: {last}")
 
     def garbage(self, error: BaseException) -> Gone:
+        """The end of a process whose report cannot be read."""
         return Gone(f"its report cannot be read ({type(error).__name__}: {str(error)[:60]}); expected "
                     "programs that only yield effects")
 
