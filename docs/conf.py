@@ -39,6 +39,7 @@ extensions = [
     "docstrings",
     "glossary_links",
     "mathml",
+    "notebooks",
     "pictures",
     "tutorials_in_docs",
 ]
@@ -48,6 +49,13 @@ if (DOCS / "_ext" / "algorithm_page.py").exists():
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_ext", "_templates", "course/homework", "course/decks", "inventories", "**.ipynb_checkpoints",
                     "jupyter_execute"]
+
+# -- where it is published -----------------------------------------------------------------------------------
+
+# The owner sets these two, and every page has its buttons: "OWNER/NAME" of a repository whose branch gh-pages has the
+# site, for Colab; the address of the site, with a JupyterLite in its folder lite (docs/howto/browser.md).
+hosted_repository = ""
+hosted_site = ""
 
 # -- pages with code ---------------------------------------------------------------------------------------
 
