@@ -54,7 +54,7 @@ def test_a_homework_writes_its_skeleton_and_checks_it():
             given = (ROOT / "docs" / place).with_suffix("") / "skeleton.py"
             solution = set((given.with_name("solution.py")).read_text(encoding="utf-8").splitlines())
             new = solution - set(given.read_text(encoding="utf-8").splitlines()) - set(said.splitlines())
-                assert len(new) > 1  # lines of the solution that the notebook does not have
+            assert len(new) > 1  # lines of the solution that the notebook does not have
 
 
 def test_buttons_need_an_address():
