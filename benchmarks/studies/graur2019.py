@@ -775,12 +775,14 @@ def _slack(lab: Lab) -> dict[str | int, float]:
             for key, seen in zip(trials, lab.runs(list(trials.values())))}
 
 
-LEARN = f"""In chapter 4, where one strategy is measured by batch and nodes, one node's figures predict three quarters of those of several; in chapter 3,
-with batches of 32, they predict few: forward passes and Caffe2 above all are missed. Orders between architectures follow from bytes and from who sends
-them where the thesis finds servers behind a ring, and not where it finds Distributed Allreduce behind a server. What no messages give are properties of
-frameworks and machines. Terms describe some, and each was chosen or fitted by a figure that it then cannot test: half duplex has the ceiling of 20
-images/s, one session does not scale, crowded processors give Caffe2 on two nodes but not on 24, one slow machine gives training on 40 nodes but not
-on 32. That the thesis' 40 nodes were slower than its 32 looks like a property of the network, but need not be one: on InfiniBand too a step of 40
-nodes took {IN40 / ONE:.1f} times as long as one node's, and its transfers are a few percent of that."""
+LEARN = f"""* In chapter 4, where one strategy is measured by batch and nodes, the figures of one node predict three quarters of those of several nodes. In
+  chapter 3, with batches of 32, they predict few; forward passes and Caffe2 are missed above all.
+* Bytes, and who sends them, explain the order of architectures where the thesis finds servers behind a ring, and not where it finds
+  Distributed Allreduce behind a server.
+* The rest are properties of frameworks and machines. Terms describe some of them, and each was chosen or fitted by a figure that it then cannot
+  test: with half duplex the ceiling is 20 images/s; one session does not scale; crowded processors explain Caffe2 on two nodes and not on 24; one slow
+  machine explains training on 40 nodes and not on 32.
+* The thesis' 40 nodes were slower than its 32. This looks like the network, and need not be: on InfiniBand, too, a step of 40 nodes took
+  {IN40 / ONE:.1f} times as long as a step of one, and its transfers are a few per cent of that."""
 
 DOCUMENT = Document(__doc__.split("\n\n")[0], (terms, chapter3, chapter4, chapter5, series, extra, survey), LEARN)

@@ -90,10 +90,10 @@ def table2(lab: Lab) -> Part:
     return Part("table2", "Profile of synchronous and asynchronous SGD", "Table II", lines, claims, note=(
         f"{steps} iterations a worker in virtual time, {len(seeds)} seeds, messages of the nets' sizes. A "
         "push ends when the server has all the gradients "
-        "that it waits for, so a synchronous one carries the wait for the slowest; a pull ends when the "
+        "that it waits for, so with a barrier it includes the wait for the slowest; a pull ends when the "
         "updated weights have arrived, so it includes the update, as in MXNet, whose pull of a key waits until "
         "its update is written. Two workers and a server are on each of four virtual machines, as in Fig. 6. "
-        "From the table: an update of 5.7 ms where nobody else computes (synchronous, ResNet-18), a latency of "
+        "From the table: an update of 5.7 ms while nobody else computes (synchronous, ResNet-18), a latency of "
         f"50 ms (pulls), and gradients of {GRADIENT} s on average with coefficient of variation 0.5 where "
         "nobody else computes, whose slowest a synchronous push of ResNet-18 waits for; with the same "
         "gradients Inception-v1's comes out too long. Assumed: that a gradient uses all processors of its "
@@ -775,15 +775,17 @@ def summary(lab: Lab) -> Part:
         note="Four workers on the quadratic problem in virtual time, without a network: only speeds differ.")
 
 
-LEARN = """Staleness means three things: updates between read and use, whose mean is n - 1 whatever happens, whole rounds of them, and clocks apart, which
-alone drift with epochs. At equal updates for each worker asynchronous training loses accuracy from 4 to 12 workers and
-synchronous training gains. How much is lost depends on the learning rate: near the largest at which four asynchronous workers learn twelve learn
-nothing, at three eighths of it they learn too, and a sentence on staleness and accuracy without its rate says little.
-Whether more workers on the same four machines shorten a pass depends on what one gradient uses: all processors of its machine, and
-asynchronous training gains nothing from 4 to 12 workers; one of eight, or a machine for each worker, and a third of the time remains.
-An update takes longer when asynchronous, because it shares processors with workers that compute; under a barrier those wait. More servers on the
-same machines cost time if the cost of an update does not shrink with its slice, and then less than a hundredth. Doubling a batch cannot save more
-than half of the time, unless an iteration becomes cheaper: the document's figure is of its virtual machines, not of the algorithms."""
+LEARN = """* Staleness means three things: the updates between reading a model and using it, whose mean is n - 1 whatever happens; whole rounds of updates;
+  and the number of clocks between workers. Only the last grows with the epochs.
+* With equal updates for each worker, asynchronous training loses accuracy from 4 to 12 workers, and synchronous training gains.
+* How much is lost depends on the learning rate. Near the largest rate at which four asynchronous workers learn, twelve learn nothing; at three
+  eighths of it they learn, too. A statement on staleness and accuracy needs its rate.
+* Whether more workers on the same four machines shorten a pass depends on what a gradient uses. If it uses all processors of its machine,
+  asynchronous training gains nothing from 4 to 12 workers. If it uses one of eight, or each worker has a machine, a pass takes a third of the time.
+* An asynchronous update takes longer, because it shares the processors with workers that compute; at a barrier they wait.
+* More servers on the same machines cost time if a smaller part does not make an update cheaper: less than one per cent.
+* Doubling a batch saves at most half of the time, unless an iteration becomes cheaper. That the document finds more is a property of its virtual
+  machines, not of the algorithms."""
 
 DOCUMENT = Document(__doc__.split("\n\n")[0],
                     (stages, balance, table2, resources, figure4, figure7, figure8, figure9, figure10, figure11, idleness,

@@ -84,9 +84,8 @@ def table3(lab: Lab) -> Part:
     accuracies = [x for found in trained.accuracy.values() for x in found]
     return Part("table3", "Accuracy of seven algorithms", "Table III", _accuracies(trained.accuracy, workers),
                 claims, panels, note=(
-        f"The net tiny on the digits, {len(seeds)} seeds, {10 if lab.quick else 20} passes in all however "
-        "many the workers are: with 24 each sees "
-        "1/24 of the images. Accuracies of this net are not comparable in size with those of ResNet-50 on "
+        f"The net tiny on the digits, {len(seeds)} seeds, {10 if lab.quick else 20} passes over all images "
+        "in total, whatever the number of workers: each of 24 sees 1/24 of them. Accuracies of this net are not comparable in size with those of ResNet-50 on "
         "ImageNet: only orders and trends are "
         "judged. The slides state neither rates nor batches. Here every gradient counts with the same rate "
         "at the server (BSP sums); AD-PSGD's rate "
@@ -321,17 +320,19 @@ def _depends(easgd: Mapping[tuple[int, float], Sequence[float]]) -> Claim:
     return judged(says, "F1", True, why, shape=True)
 
 
-LEARN = """With one small net, one rate and 24 workers a bound on staleness cost no accuracy: SSP fell below ASP only where its workers trained
-on cached parameters between refreshes, and with fresh reads the loss was gone. At a fixed number of passes a method whose workers each see 1/n of the
-images fell with n, however often it communicates: GoSGD with p = 1 did, and AD-PSGD did too unless its rate was multiplied by n. Sending more did
-not help GoSGD here: p = 1 is below p = 0.1 and below p = 0.01, the reverse of the paper's order, while p = 0.1 and p = 0.01 are not decided. Where
-the seeds do not decide, the page says "not testable". That ASP is always slowest is not what one link gives: there BSP is. On
-machines of four GPUs it matters who shares a link: workers on the server's machine run ahead under ASP, so its speed-up depends on whose end one
-counts to; a ring crosses each machine's link once and loses nothing; AD-PSGD's pairs share the links. At 10 Gbps it falls behind the ring, and
-through one server four workers on one machine are faster than 24 on six. Of the
-techniques each helps where its bytes are in the way: servers of whole layers do little for VGG-16, whose first linear layer lies on one of them, chunks do
-much; layer-wise overlap helps a ring, and through one server, whose link takes many times a backward pass, it mostly costs time; compressing pushes
-helps a ring, and hardly a server that answers with dense parameters; at a ratio of 0.1 % it cost a small net nearly two points. The document's figures
-are of ImageNet on GPUs: they are not comparable with ours in size, only in order."""
+LEARN = """* Bounds on staleness cost no accuracy here, with one small net, one learning rate and 24 workers. SSP fell below ASP only where its workers trained on
+  cached parameters between refreshes; with fresh reads they are equal.
+* At a fixed number of passes, a method whose workers see 1/n of the images each falls with n, however often it communicates: GoSGD with p = 1
+  did, and so did AD-PSGD unless its rate was multiplied by n.
+* Sending more did not help GoSGD: p = 1 is below p = 0.1 and p = 0.01, the reverse of the paper's order. Between p = 0.1 and p = 0.01 the seeds do not
+  decide; such claims are said to be not testable.
+* ASP is not always slowest. With one link for the server, BSP is.
+* On machines of four GPUs it matters who shares a link. Under ASP, workers on the server's machine run ahead, so the speed-up depends on
+  whose end is counted. A ring crosses each machine's link once and loses nothing. Pairs of AD-PSGD share the links: at 10 Gbps it falls behind the ring.
+* Through one server, four workers on one machine are faster than 24 on six.
+* Each technique helps if it shortens what is in the way. Servers of whole layers do little for VGG-16, whose first linear layer lies on one of
+  them; chunks do much. Overlap helps a ring; with one server, whose link is busy many times longer than a backward pass, it mostly costs time.
+  Compressed pushes help a ring, and hardly a server that answers with dense parameters. At a ratio of 0.1 % compression cost a small net nearly two points.
+* The document trains ImageNet on GPUs: its figures can be compared with ours in order, not in size."""
 
 DOCUMENT = Document(__doc__.split("\n\n")[0], (table3, sensitivity, scalability, waiting, techniques), LEARN)

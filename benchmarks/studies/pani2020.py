@@ -334,9 +334,10 @@ def unequal(lab: Lab) -> Part:
              "is lost if exchanging takes 1/21 of the time.")
 
 
-LEARN = """More devices, more time is no paradox: below a crossing batch the exchange costs more than half a gradient. That the report sees no crossing
-up to 8,192 images suggests that something that was not split over devices took its time. At a fixed rate and number of passes the loss rises with the
-batch because fewer updates are made, and the classification error with it. Minus the score of the right class has no
-lower bound: it falls until it is NaN, and first with small batches, which make more updates. The loss is at fault, not the batch."""
+LEARN = """* More devices can take more time: below a certain batch, the exchange costs more than half a gradient. The report sees no such limit up to 8,192
+  images, which suggests that something took time that was not divided among the devices.
+* At a fixed rate and number of passes, the loss rises with the batch, because fewer updates are made; so does the classification error.
+* Minus the score of the right class has no lower bound. It falls until it is NaN, and first with small batches, which make more updates. The loss
+  is at fault, not the batch."""
 
 DOCUMENT = Document(__doc__.split("\n\n")[0], (batches, deeper, same_learning, devices, local, here, unequal), LEARN)

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 # Okabe and Ito
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+#: what a study asks, as the title of its page
+TITLES = {"jia2020": "Staleness, accuracy and more workers (Jia et al., 2020)",
+          "ko2021": "Seven algorithms and three techniques (Ko et al., 2021)",
+          "graur2019": "Servers, rings and sessions in two frameworks (Graur, 2019)",
+          "pani2020": "Batches, losses and devices of different speeds (Pani et al., 2020)"}
+#: a verdict in words, and of several claims
+SAID: dict[str, str] = {"holds": "holds", "holds in shape": "holds in order, not in size", "does not hold": "does not hold",
+                        "not testable": "cannot be tested here"}
+PLURAL = {"holds": "hold", "holds in shape": "hold in order, not in size", "does not hold": "do not hold",
+          "not testable": "cannot be tested here"}
 FEW = 3  #: curves whose legend may stand among them
 
 
@@ -50,11 +60,13 @@ def tables(study: Study) -> list[Table]:
 def markdown(study: Study, pictures: str = "") -> str:
     """The study as a page in MyST markdown; `pictures` is the folder of the parts' pictures."""
     size = "the sizes of continuous integration (`--quick`)" if study.quick else "full size"
-    total = ", ".join(f"{n} {verdict}" for verdict, n in tally(study.claims).items())
-    out = [f"# {study.name}", "", study.document, "",
-           f"Made by `python -m benchmarks.studies {study.name}{' --quick' if study.quick else ''} --seed {study.seed}` at {size}. Verdicts: {total}.", ""]
+    first = next((part for part in study.parts if part.panels), None)
+    out = [f"# {TITLES.get(study.name, study.name)}", "", study.document, "", *verdicts(study), ""]
+    if first:
+        out += [_picture(study, first, pictures), ""]
     if study.learn:
-        out += ["**What to learn.** " + study.learn.replace("\n", " "), ""]
+        out += ["**What to learn**", "", study.learn, ""]
+    out += [f"Made by `python -m benchmarks.studies {study.name}{' --quick' if study.quick else ''} --seed {study.seed}` at {size}.", ""]
     for part in study.parts:
         timed = f" Timed on {part.processor}." if part.timed and part.processor else ""
         out += [f"## {part.title}", "", f"*{part.where}.* {part.note}{timed}".strip(), ""]
@@ -67,11 +79,23 @@ def markdown(study: Study, pictures: str = "") -> str:
                     _row(["---"] + ["---:"] * len(grid.columns)),
                     *(_row([name, *map(shown, values)]) for name, values in grid.rows.items()), ""]
         if part.panels:
-            out += [f"![{_shown(part)}]({pictures}{study.name}-{part.key}.png)", ""]
+            out += ["The picture at the top shows it." if part is first else _picture(study, part, pictures), ""]
         if part.claims:
             out += [_row(["claim", "where", "verdict", "because"]), _row(["---"] * 4)]
-            out += [_row([c.says, c.where, f"**{c.verdict}**", c.because]) for c in part.claims] + [""]
+            out += [_row([c.says, c.where, f"**{SAID[c.verdict]}**", c.because]) for c in part.claims] + [""]
     return "\n".join(out)
+
+
+def verdicts(study: Study) -> list[str]:
+    """How many claims hold, in a sentence."""
+    found = tally(study.claims)
+    said = [f"{n} {PLURAL[verdict] if n > 1 else SAID[verdict]}" for verdict in SAID if (n := found.get(verdict, 0))]
+    count = len(study.claims)
+    return [f"Of {count} claims, {'; '.join(said)}."] if said else []
+
+
+def _picture(study: Study, part: Part, pictures: str) -> str:
+    return f"![{_shown(part)}]({pictures}{study.name}-{part.key}.png)"
 
 
 def _shown(part: Part) -> str:

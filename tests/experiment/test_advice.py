@@ -338,7 +338,7 @@ def test_the_recommendation_is_two_sentences(everything):
     other = next(s for s in everything.strategies if second.startswith(s.name))
     least = min(s.seconds for s in everything.strategies)
     assert first.startswith(f"Start with {everything.baseline.name}: ") and first.endswith(
-        "newest parameters")
+        "up-to-date parameters")
     assert other.kind is not ONE and other.seconds <= GAIN * least
     assert "may improve accuracy less" in second and second.count(". ") == 0
     start = next(s for s in everything.strategies if first.startswith(f"Start with {s.name}: "))

@@ -267,7 +267,7 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
     else:
         start = f"Start with {best.name}: {took} (" + (
             "the baseline)" if best is base else f"x{best.seconds / base.seconds:.2f} of {base.name})")
-        start += ", every gradient computed on the newest parameters" * (best.kind is ONE)
+        start += ", every gradient computed on up-to-date parameters" * (best.kind is ONE)
     start += f", servers {best.where}" * bool(best.where) + "."
     rest = [s for s in _alike(fitting, base) if s.seconds * 1.05 < best.seconds]
     if best.candidate.pytorch and (own := _fastest([s for s in rest if not s.candidate.pytorch])):
