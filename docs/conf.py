@@ -44,7 +44,7 @@ extensions = [
     "tutorials_in_docs",
 ]
 if (DOCS / "_ext" / "algorithm_page.py").exists():
-    extensions += ["algorithm_page", "algorithm_index", "exchange_table", "museum_page", "scheduler_page"]
+    extensions += ["algorithm_page", "algorithm_nodes", "algorithm_index", "exchange_table", "museum_page", "scheduler_page"]
 
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_ext", "_templates", "course/homework", "course/decks", "inventories", "**.ipynb_checkpoints",

@@ -145,7 +145,7 @@ def test_where_shows_line_effect_and_locals_of_every_program():
         sim.step()
     places = {p.node: p for p in sim.where()}
     slow = next(p for p in places.values() if p.waits_for == "Compute(gradient)")
-    assert slow.function == "compute" and slow.filename.endswith("parts.py") and slow.locals["t"] == 0
+    assert slow.function == "worker" and slow.filename.endswith("parts.py") and slow.locals["t"] == 0
     source = Path(slow.filename).read_text().splitlines()[slow.line - 1]
     assert "yield Compute" in source
     assert places["server0"].function == "recv" and places["server0"].waits_for.startswith("Recv(Push")
