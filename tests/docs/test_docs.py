@@ -113,6 +113,13 @@ def test_the_server_in_the_readme_is_that_of_the_library():
     assert server(shown.split("```")[0]) == server((ROOT / "refsgd/algorithms/server/ssp_gate.py").read_text())
 
 
+def test_no_command_of_the_readme_is_cut_where_it_is_shown():
+    """A page of a repository shows about 97 columns of code."""
+    blocks = re.findall(r"^```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
+    lines = [line for block in blocks for line in block.splitlines() if line.startswith(("refsgd", "pip", "python"))]
+    assert len(lines) > 10 and not [line for line in lines if len(line) > 97]
+
+
 def test_the_readme_has_exactly_the_two_commands():
     commands = re.findall(r"^pip install .*$", (ROOT / "README.md").read_text(), re.M)
     assert commands == ["pip install . && refsgd compare", "pip install '.[test]' && pytest"]
