@@ -19,7 +19,7 @@ from refsgd.experiment.prepare import Usage
 
 KEYS = """  number  let this action happen        Enter  the first one
   b       one action back               u      until the next update
-  r       run to the end                w      why each program waits, and where it is
+  r       run to the end                w      why each program waits; w server0 with its variables
   d       diagram of what happened      l      lines of the program that acted last; l server0
   h       this help                     q      quit
   u block until a worker is held back; likewise u clock, u send, u receive, u return"""
@@ -41,7 +41,8 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
 
     acts: dict[str, Callable[[str], Any]] = {
         "": lambda _: stepper.step(), "b": lambda _: stepper.back(), "r": lambda _: stepper.run(),
-        "u": lambda what: stepper.run_until(what or "update"), "w": lambda _: say(repr(stepper.where())),
+        "u": lambda what: stepper.run_until(what or "update"),
+        "w": lambda node: say(repr(stepper.where().of(node)) if node else stepper.where().text()),
         "d": lambda _: say(stepper.diagram()), "l": lambda node: say(stepper.source(node or None)),
         **dict.fromkeys(("h", "?", "help"), lambda _: say(KEYS))}
     say(stepper.name)

@@ -55,7 +55,10 @@ def shown(value: Any, depth: int = 0) -> str | None:
 def _composed(value: Any, depth: int) -> str | None:
     kind: Any = type(value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return f"{kind.__name__}({_pairs(dict(zip(value._fields, value)), depth, '=')})"
+        usual = kind._field_defaults  # what was left at its default says nothing
+        said = {name: item for name, item in zip(value._fields, value)
+                if name not in usual or item is not usual[name]}
+        return f"{kind.__name__}({_pairs(said, depth, '=')})"
     if isinstance(value, Mapping):
         return "{" + _pairs(value, depth, ": ") + "}"
     if isinstance(value, set | frozenset):

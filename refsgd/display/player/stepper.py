@@ -39,6 +39,10 @@ class Places(list[Where]):
     """Where each program is paused and why it waits, as a list that prints readably."""
 
     def __repr__(self) -> str:
+        return self.text(variables=True)
+
+    def text(self, variables: bool = False) -> str:
+        """A sentence and the line for each program, and its variables if they are asked for."""
         lines = []
         for w in self:
             lines += wrap(w.why, WIDTH, subsequent_indent="    ")
@@ -47,9 +51,17 @@ class Places(list[Where]):
                 values = {n: shown(v) for n, v in w.locals.items() if not n.startswith(("_", "."))}
                 local = ", ".join(f"{n} {values[n]}".replace(" ", HARD) for n in sorted(values, key=rank)
                                   if values[n] is not None)
-                for more in (f"{title(w.filename).rsplit('/', 1)[-1]}:{w.line}  {text}", local):
+                place = f"{title(w.filename).rsplit('/', 1)[-1]}:{w.line}  {text}"
+                for more in (place, local) if variables else (place,):
                     lines += wrap(more, WIDTH, initial_indent="    ", subsequent_indent=" " * 8)
         return "\n".join(lines).replace(HARD, " ")
+
+    def of(self, node: str) -> Places:
+        """The programs of one node; raises ValueError if there is none of this name."""
+        found = Places(w for w in self if w.node == node)
+        if not found:
+            raise Usage(f"node {node!r}; expected one of {', '.join(dict.fromkeys(w.node for w in self))}")
+        return found
 
 
 class Stepper:
@@ -230,7 +242,7 @@ class Stepper:
         """The enabled actions in words; `choose` takes the index."""
         return [action_in_words(self.world, action) for action in self._enabled]
 
-    def where(self) -> list[Where]:
+    def where(self) -> Places:
         """Each program's line, the effect it waits for, its local variables, and a sentence (`why`) on what
         it does or why it waits."""
         now, tasks = len(self.events), self.world.all_tasks

@@ -421,6 +421,10 @@ def test_a_conversation():
     assert len(arrows) == 2 and arrows[0].endswith(
         "yield Send(w, Model(shard.x, shard.version))") and "yield Recv(Model, src=s)" in arrows[1]
     assert any(re.fullmatch(r"worker1 waits: .*", line) for line in said)
+    assert not any("Shard(part=0" in line for line in said)  # variables only on request
+    asked = talk("1", "", "u", "w server0", "w server9")
+    assert any("shard Shard(part=0" in line for line in asked) and not any(line.startswith("worker1 ") for line in asked[9:])
+    assert "node 'server9'; expected one of worker0, worker1, server0" in asked
     assert "node 'worker7'; expected one of worker0, worker1, server0" in said
     assert any(line.startswith("action 42; expected 0 to") for line in said)
     assert said[-1].startswith("the run is over")
