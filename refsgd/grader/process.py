@@ -19,8 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from refsgd.experiment.arguments import Usage
 from refsgd.grader import plain
-from refsgd.runtimes.fork import own_children
+from refsgd.runtimes.fork import NO_FORK, can_fork, own_children
 
 PATIENCE = 20  #: seconds on the clock for each second of processor time: a busy machine shares its processors
 STILL = 3.0  #: least seconds without any progress after which it is ended
@@ -43,6 +44,9 @@ class Process:
     """
 
     def __init__(self, seconds: float) -> None:
+        if not can_fork():
+            raise Usage(f"a grade needs a process for the submission, and {NO_FORK}; use WSL, or check it "
+                        "without --as")
         self.seconds, self._received = seconds, 0
         self._until = time.monotonic() + PATIENCE * seconds
         self._buffer = b""

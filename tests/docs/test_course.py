@@ -193,3 +193,28 @@ def test_homework_a_is_set_up_with_the_commands_as_printed(tmp_path):
     assert done.returncode == 0 and done.stdout.endswith(printed), done.stdout + done.stderr
     reports = tmp_path / "course-a" / "reports"
     assert all((reports / f"{name}.html").stat().st_size > 1000 for name in ("ada", "bert", "cleo"))
+
+
+def recipe(title, language):
+    """The first block of this language in a section of the page on grading."""
+    text = (ROOT / "docs" / "howto" / "course.md").read_text(encoding="utf-8").split(f"### {title}")[1]
+    return re.search(rf"^```{language}\n(.*?)^```", text, re.M | re.S)[1]
+
+
+@pytest.mark.slow
+def test_the_recipe_of_moodle_prints_the_mark_and_what_was_lost(tmp_path):
+    shutil.copy(COURSE / "homework" / "A-ssp" / "skeleton.py", tmp_path / "homework.py")
+    (tmp_path / "vpl_evaluate.sh").write_text(recipe("Moodle", "bash"))
+    there = os.environ | {"PYTHONPATH": str(ROOT), "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    subprocess.run(["bash", "vpl_evaluate.sh"], cwd=tmp_path, check=True, env=there)
+    done = subprocess.run(["bash", "vpl_execution"], cwd=tmp_path, capture_output=True, text=True, env=there)
+    assert re.search(r"^Comment :=>> .+: .+", done.stdout, re.M), done.stderr
+    assert 0 <= int(re.fullmatch(r"Grade :=>> (\d+)", done.stdout.splitlines()[-1])[1]) < 50
+
+
+def test_the_recipe_of_canvas_makes_a_table(tmp_path):
+    (tmp_path / "reports").mkdir()
+    for name, score in (("ada", 20), ("bert", 3)):
+        (tmp_path / "reports" / f"{name}.json").write_text(f'{{"score": {score}}}')
+    done = subprocess.run([sys.executable, "-c", recipe("Canvas", "python")], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["Student,ID,SIS Login ID,Section,Homework A (1)", ",,ada,,20", ",,bert,,3"]
