@@ -45,6 +45,7 @@ from refsgd.problems import Problem
 from refsgd.runtimes.programs import ForgottenYield
 
 JUDGED = 5  #: seconds of processor time of all checks for each that the submission may take
+MOST = 10_000  #: parts of a cell
 RATES = 1000  #: updates for which a schedule of the rate is told
 #: classes of the library that the checks know by their type
 KNOWN = {(kind.__qualname__, kind._fields): kind
@@ -254,6 +255,8 @@ class Submission:
         for name, role, rank, host, survives, priority, programs, shared in said:
             for number, x, count in shared:
                 if number not in cells:
+                    if not 0 < count <= MOST:
+                        raise ValueError(f"a cell of {count} parts; expected at most {MOST}")
                     cells[number] = Cell(heard(x), count)
             own = [cells[number] for number, _, _ in shared]
             root = self._roots.setdefault((key, name), State(self._number(), [], []))
