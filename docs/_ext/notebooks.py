@@ -61,11 +61,9 @@ def notebooks(root: Path, site: str = "") -> dict[str, str]:
     """All notebooks, by their place in the site."""
     found = {f"tutorials/{path.stem}.ipynb": notebook(path.read_text(encoding="utf-8"), site)
              for path in sorted((root / "tutorials").glob("*.md"))}
-    for folder in sorted((root / "docs" / "course" / "homework").iterdir()):
-        if (folder / "README.md").exists():
-            found[f"course/homework/{folder.name}.ipynb"] = homework(
-                (folder / "README.md").read_text(encoding="utf-8"),
-                (folder / "skeleton.py").read_text(encoding="utf-8"))
+    for sheet in sorted((root / "docs" / "course" / "homework").glob("*/README.md")):
+        found[f"course/homework/{sheet.parent.name}.ipynb"] = homework(
+            sheet.read_text(encoding="utf-8"), sheet.with_name("skeleton.py").read_text(encoding="utf-8"))
     return found
 
 

@@ -180,6 +180,7 @@ def worker(rank: int, servers: Sequence[str], problem: Objective, steps: int,
         g = yield Compute(problem.gradient, x, rank, t)
         for s in there.order:
             yield Send(s, Push(g[there.part[s]], problem.images(rank, t), there.version[s]))
+        del g  # the servers have it
         for s in there.order:
             _, (there.x[s], there.version[s]) = yield Recv(Model, src=s)
         x = np.concatenate(list(there.x.values()))

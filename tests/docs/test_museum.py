@@ -108,7 +108,9 @@ def test_the_conformance_kit_finds_what_the_index_says_and_passes_each_corrected
     right = exhibits.algorithm(exhibits.corrected(name, directive(page, "correction")[2]))
 
     def finds(function, algorithm=None):
-        return any(f.held is False for f in check(function, algorithm=algorithm, processes=False))
+        """A failure; exhibits are minimal, and take all batches to be equal."""
+        return any(f.held is False and "unequal batches" not in f.text
+                   for f in check(function, algorithm=algorithm, processes=False))
 
     assert finds(wrong) == (said == "finds it") and not finds(right)
     assert named or said == "finds it"

@@ -262,7 +262,8 @@ function reveal(line) {
   let from = Math.max(around.top, document.querySelector("header").getBoundingClientRect().bottom), to = Math.min(bottom, innerHeight);
   if (to - from < 90) [from, to] = [around.top, bottom];  // out of sight: shown when the reader scrolls back
   const at = line.getBoundingClientRect();
-  if (at.top < from + 20 || at.bottom > to - 30) box.scrollTop += at.top - from - (to - from) * 0.5;
+  const above = Math.max(0, Math.min((to - from) * 0.5, to - from - at.height - 4));  // a wrapped line may be high
+  if (at.top < from + 20 || at.bottom > to - 30) box.scrollTop += at.top - from - above;
 }
 
 /** End the listing at the bottom of the window, so that stepping does not need the page to scroll. */
