@@ -17,7 +17,7 @@ def peer(rank, peers, problem, steps, sgd, period):
     for t in range(steps):
         g = yield Compute(problem.gradient, x, rank, t)
         x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
-        if (t + 1) % period == 0:
+        if (t + 1) % period == 0 or t == steps - 1:
             for p in others:
                 yield Send(p, Replica(x))
             replicas = [x]
