@@ -293,7 +293,7 @@ def _weighs(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
     plain = traced(3, 4, nothing)
     unequal = with_batches(plain, (3, 1, 2))
 
-    timeless = facts_of(CATALOGUE[name], options).timeless  # otherwise only the mean is the same in all orders
+    timeless = facts_of(CATALOGUE[name], options).timeless  # else the mean alone is the same
 
     def of(function: Deploy, problem: Problem) -> list[Array]:
         run = simulate(function(problem, 3, 4, SGD(RATE), **options), UNEQUAL)
