@@ -167,6 +167,23 @@ def ssp_relay(problem, workers, steps, sgd, *, staleness=1):
     return star(problem, workers, client, server) | {"relay": Node(relay(names), role="server")}
 
 
+def ssp_mask(problem, workers, steps, sgd, *, staleness=1):
+    """Clocks in an array; who may go is a mask."""
+    def server(names):
+        store, clock, held = Store(problem, sgd), np.zeros(workers, int), np.zeros(workers, bool)
+        for _ in range(steps * workers):
+            who, (g, _) = yield Recv(Up)
+            yield from store.absorb(g)
+            clock[names.index(who)] += 1
+            held[names.index(who)] = True
+            for j in np.flatnonzero(held & (clock <= clock.min() + staleness)):
+                held[j] = False
+                yield Send(names[j], Down(store.x))
+        return store.x
+
+    return star(problem, workers, partial(plain_client, problem, steps), server)
+
+
 # -- asynchronous --------------------------------------------------------------------------------------------
 
 
@@ -413,7 +430,7 @@ def alone(problem, workers, steps, sgd):
     return ring_of(workers, peer)
 
 
-PROGRAMS = {"ssp_heap": "ssp", "ssp_by_wish": "ssp", "ssp_queues": "ssp", "ssp_relay": "ssp", "asp_entries": "asp",
+PROGRAMS = {"ssp_heap": "ssp", "ssp_by_wish": "ssp", "ssp_queues": "ssp", "ssp_relay": "ssp", "ssp_mask": "ssp", "asp_entries": "asp",
             "asp_difference": "asp", "bsp_tree": "bsp", "bsp_token": "bsp", "bsp_patient": "bsp",
             "all_chain": "allreduce", "all_pieces": "allreduce", "local_by_store": "local-sgd",
             "dpsgd_matrix": "dpsgd", "alone": "independent"}
