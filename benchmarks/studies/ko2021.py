@@ -325,7 +325,7 @@ LEARN = """* Bounds on staleness cost no accuracy here, with one small net, one 
 * At a fixed number of passes, a method whose workers see 1/n of the images each falls with n, however often it communicates: GoSGD with p = 1
   did, and so did AD-PSGD unless its rate was multiplied by n.
 * Sending more did not help GoSGD: p = 1 is below p = 0.1 and p = 0.01, the reverse of the paper's order. Between p = 0.1 and p = 0.01 the seeds do not
-  decide; such claims are said to be not testable.
+  decide, and the page says that it cannot be tested here.
 * ASP is not always slowest. With one link for the server, BSP is.
 * On machines of four GPUs it matters who shares a link. Under ASP, workers on the server's machine run ahead, so the speed-up depends on
   whose end is counted. A ring crosses each machine's link once and loses nothing. Pairs of AD-PSGD share the links: at 10 Gbps it falls behind the ring.
