@@ -44,8 +44,8 @@ def flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--html", metavar="PATH", help="write a report with the shortest schedules")
     group.add_argument("--gradescope", metavar="PATH", help="write Gradescope's results.json")
     group.add_argument("--seconds", type=float, default=10.0, metavar="S",
-                       help="processor time of a submission (default 10), 20 times as much on the clock; its "
-                            "memory limit is 1 GiB")
+                       help="processor time of a submission (default 10); on the clock as much if it does "
+                            "nothing, 20 times as much in all; its memory limit is 1 GiB")
 
 
 def do(args: argparse.Namespace) -> None:
@@ -87,6 +87,7 @@ def grade(args: argparse.Namespace) -> None:
     path = args.target.partition(":")[0]
     if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
         raise Usage(f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists")
+
     def options(submission: Any) -> dict[str, Any]:
         given = _own(args, args.target, CATALOGUE[args.algorithm] if args.algorithm else submission)
         return own_given(given) | exchange_given(given)

@@ -63,7 +63,8 @@ MANY = 1000  #: effects of one report
 SHOWN = 1 << 20  #: most characters of a page of the step player
 #: what a submission may not do, by the names of Python's audit events
 REFUSED = re.compile(r"os\.(fork|forkpty|posix_spawn|spawn|exec|system|kill|killpg)$"
-                     r"|(subprocess|socket|ctypes)\.|gc\.get_")
+                     r"|(subprocess|socket|ctypes|shutil|tempfile)\.|gc\.get_"
+                     r"|os\.(remove|rename|rmdir|mkdir|truncate|link|symlink|chmod|chown|utime|setxattr)$")
 
 
 # -- limits ------------------------------------------------------------------------------------------------
@@ -140,7 +141,8 @@ def limit(seconds: float, folder: str, hidden: Sequence[str]) -> None:
             if place in shut or not any(place.startswith(root + os.sep) for root in roots):
                 raise PermissionError(f"{place} may not be read by a submission")
         elif REFUSED.match(event):
-            raise PermissionError(f"{event}: a submission may start no processes and open no connections")
+            raise PermissionError(f"{event}: a submission may start no processes, open no connections and "
+                                  "change no files")
 
     sys.addaudithook(hook)
 

@@ -156,8 +156,10 @@ def apart() -> tuple[str, ...]:
                '"$@"; exit $?', "sh")  # the shell says which signal has ended it
     if shutil.which("unshare") is None:
         return ()
-    tried = subprocess.run([*command, "true"], capture_output=True, timeout=10, check=False)
-    return command if tried.returncode == 0 else ()
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+        if subprocess.run([*command, "true"], capture_output=True, timeout=10, check=False).returncode == 0:
+            return command
+    return ()
 
 
 def processor_time(pid: int) -> float | None:

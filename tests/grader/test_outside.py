@@ -54,6 +54,8 @@ HOSTILE = {
     "takes the module back": "import sys, importlib\nfor n in [n for n, m in sys.modules.items() if m is None]: del sys.modules[n]\n"
                              "importlib.import_module('refsgd.algorithms.server.ssp')",
     "asks the collector": "import gc\nprint([o for o in gc.get_objects() if getattr(o, '__name__', '') == 'ssp'])",
+    "removes a file": "import os, sys\nos.remove(__file__)",
+    "moves a folder": "import shutil\nshutil.move('.', '../elsewhere')",
     "writes a file": "open('points.json', 'w').write('20')",
 }
 QUICK = ("garbage", "a line without end", "takes the module back")
