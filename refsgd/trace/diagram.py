@@ -1,14 +1,32 @@
-"""A run as text: one column per node, one line per event."""
+"""A run as text: one column per node, one line per event; and events in words."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
-from refsgd.trace import Chosen, Computed, Event, Marked, Polled, Received, Sent
+from refsgd.trace import (
+    Added,
+    Chosen,
+    Computed,
+    Crashed,
+    Event,
+    Loaded,
+    Marked,
+    Polled,
+    Received,
+    Returned,
+    Sent,
+)
+
+WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction",
+         "codec": "a codec's step", "forward": "the forward pass"}
+PIECE = re.compile(r"^(forward|backward) (\d+)$")
 
 
 def words(event: Event) -> str:
-    """One event in a few words, e.g. ``Push#0 -> server0``."""
+    """One event in as few words as fit into a column, e.g. ``Push#0 -> server0``."""
     return (f"[{event.program}] " if event.program else "") + _words(event)
 
 
@@ -24,10 +42,58 @@ def _words(event: Event) -> str:
             return f"choose {event.option}"
         case Computed():
             return event.what
+        case Returned():
+            return "return"
+    return deed(event)
+
+
+def computed(what: str) -> str:
+    """What is computed, with its article: a `Computed.what`."""
+    return WORKS.get(what) or PIECE.sub(r"the \1 pass of layer or batch \2", what)
+
+
+def deed(event: Event) -> str:
+    """What a program has done, as the rest of a sentence, e.g. ``sends Push#0 to server0``."""
+    match event:
+        case Computed():
+            return f"has computed {computed(event.what)}"
+        case Sent():
+            return f"sends {event.message}#{event.number} to {event.to}"
+        case Polled(src=None):
+            return "looks: nothing there"
+        case Received() | Polled():
+            return f"takes {event.message}#{event.number} of {event.src}"
+        case Chosen():
+            return f"chooses {event.option}"
         case Marked():
-            shown = {k: v for k, v in event.values.items() if k in ("t", "version", "worker", "reads")}
-            return f"* {event.name} " + " ".join(f"{k}={v}" for k, v in shown.items())
-    return event.kind
+            return _marked(event)
+        case Loaded():
+            return f"reads part {event.part}"
+        case Added():
+            return f"adds to part {event.part}"
+        case Crashed():
+            return "dies"
+    return "returns"
+
+
+def _marked(event: Marked) -> str:
+    said = event.values
+    match event.name:
+        case "update":
+            ages = [(f"of {' and '.join(worker for worker, _ in those)}", read)
+                    for read, those in groupby(said.get("reads", ()), key=lambda pair: pair[1])]
+            which = f"update {said['version']}" if "version" in said else "an update"
+            applied = "; ".join(f"{whose}, staleness {said['version'] - read}" for whose, read in ages)
+            return f"applies {which} {applied}".strip()
+        case "clock":
+            return f"ends iteration {said.get('t', '')}".strip()
+        case "block":
+            own = said["worker"] == event.node
+            return ("continues only with a newer copy" if own else f"holds {said['worker']} back") + (
+                ", to keep the bound")
+        case "drop":
+            return f"drops what {said.get('worker')} sent: {said.get('reason')}"
+    return f"marks {event.name}"
 
 
 def diagram(events: Iterable[Event], nodes: Sequence[str], clocks: bool = False) -> str:

@@ -207,7 +207,7 @@ def test_step_goes_on_until_a_worker_is_held_back(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("u block\nw\nu nothing\nq\n"))
     assert main(["step", "ssp", "--staleness", "0"]) == 0
     out = capsys.readouterr().out
-    assert "* server0 * block worker=worker0\n" in out and "worker0 waits: server0 holds the answer to Push#0 back" in out
+    assert "* server0 holds worker0 back, to keep the bound\n" in out and "worker0 waits: server0 holds the answer to Push#0 back" in out
     assert "waiting {worker0}" not in out  # variables on request: `w server0`
     assert "no event 'nothing' happens in this run; expected one of block" in out
 

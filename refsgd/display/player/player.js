@@ -410,17 +410,7 @@ function drawLog(k) {
 byId("log").addEventListener("click", (e) => { const li = e.target.closest("li"); if (li) go(Number(li.dataset.k)); });
 
 /** What happened at an event, in words. */
-function deed(k) {
-  const [p, kind, said] = run.events[k - 1];
-  if (kind === "compute") return "has computed " + computed(said);
-  if (kind === "send") return "sends " + said.replace("->", "to");
-  if (said.startsWith("<- ")) return "takes " + said.slice(3).replace(/ (\S+)$/, " of $1");
-  if (kind === "return") return "has ended";
-  if (kind === "update") return said.replace(/^\* update version=(\d+)/, "has applied update #$1").replace(/, staleness: (\S+) (\d+)$/, ", of $1, staleness $2");
-  if (kind === "clock") return said.replace("* clock", "has ended iteration");
-  if (kind === "block") return said.replace(/^\* block worker=(\S+)/, (_, who) => (who === nodeOf(p) ? "continues only with a newer copy" : `holds ${who} back`) + ", to keep the bound");
-  return said.replace(/^load /, "reads ").replace(/^add /, "adds to ").replace(/^choose /, "chooses ").replace(/^poll: /, "polls: ").replace(/^\* /, "marks: ");
-}
+const deed = (k) => run.events[k - 1][2];
 
 function sentence(k) {
   if (!k) return `<span class="at">before event 1 of ${last}:</span> every program is at its first yield`;

@@ -27,7 +27,7 @@ from refsgd.problems import Problem, quadratic
 from refsgd.runtimes.programs import Where
 from refsgd.runtimes.world import BEGIN, Action, Stuck, World
 from refsgd.trace import Event, Marked, Trace
-from refsgd.trace.diagram import diagram, words
+from refsgd.trace.diagram import deed, diagram
 
 Grain = Literal["effect", "decision"]
 WIDTH = 100  #: columns of what is printed of programs
@@ -103,7 +103,7 @@ class Stepper:
     >>> s.choose(1).actions()
     ['worker0 computes: gradient', 'worker1 sends Push to server0']
     >>> s.run_until("update").last
-    ["server0 * update version=0 reads=(('worker0', 0),)"]
+    ['server0 applies update 0 of worker0, staleness 0']
     >>> [s.back().where()[2].function, s.step().where()[2].function], s.schedule[:2]
     (['mark', 'server'], [1, 0])
     """
@@ -231,7 +231,8 @@ class Stepper:
     @property
     def last(self) -> list[str]:
         """The events of the last action, in words."""
-        return [f"{e.node} {words(e)}" for e in self.world.events[self._before:]] if self.schedule else []
+        done = self.world.events[self._before:] if self.schedule else []
+        return [f"{called(e.node, e.program)} {deed(e)}" for e in done]
 
     @property
     def values(self) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from refsgd.display.player.states import States, rank
 from refsgd.display.player.why import Reason, Why
-from refsgd.trace import CAUSES, Added, Computed, Event, Loaded, Marked, Received, Sent, Trace
-from refsgd.trace.diagram import words
+from refsgd.trace import CAUSES, Computed, Event, Marked, Received, Sent, Trace
+from refsgd.trace.diagram import deed
 from refsgd.trace.waiting import UNANSWERED, Program, Wait, waits
 
 ALL = [*CAUSES, UNANSWERED]
@@ -66,7 +66,7 @@ class Tape:
             "nodes": list(self.trace.nodes), "workers": [self.trace.is_worker(n) for n in self.trace.nodes],
             "programs": [self._program(key) for key in self.programs],
             "times": [_time(e.time) for e in self.events],
-            "events": [[self.number[e.node, e.program], kind_of(e), _said(e)] for e in self.events],
+            "events": [[self.number[e.node, e.program], kind_of(e), deed(e)] for e in self.events],
             "places": self.states.places, "note": self.states.note,
             "computing": self._computing(), "waiting": self._waiting(pieces), "blocks": self._blocks(pieces),
             "messages": self._messages(), "causes": ALL, "why": CAUSES, **self._ages(),
@@ -227,16 +227,6 @@ class Tape:
 def kind_of(e: Event) -> str:
     """An event's kind, or the name of a mark."""
     return str(e.name) if isinstance(e, Marked) else e.kind
-
-
-def _said(e: Event) -> str:
-    if isinstance(e, Marked) and e.name == "update" and e.values.get("reads"):
-        ages = ", ".join(f"{worker} {e.values['version'] - read}" for worker, read in e.values["reads"])
-        return f"* update version={e.values['version']}, staleness: {ages}"
-    if isinstance(e, Loaded | Added):
-        return f"{e.kind} part {e.part}"
-    text = words(e)
-    return text.removeprefix(f"[{e.program}] ")
 
 
 def _time(seconds: float) -> float:

@@ -17,11 +17,9 @@ from refsgd.display.player.gates import around, between, bound
 from refsgd.display.player.listing import title
 from refsgd.display.player.states import ENDED, Stand, States, value_at
 from refsgd.trace import Polled, Received, Trace
+from refsgd.trace.diagram import computed
 from refsgd.trace.waiting import History, Message, Program, Stage
 
-WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction",
-         "codec": "a codec's step", "forward": "the forward pass"}
-PIECE = re.compile(r"^(forward|backward) (\d+)$")
 LONG = 60  #: longer values are shown by their keys only
 #: a value that is a number, or numbers by name
 NUMBERS = re.compile(r"(-?[\d.]+(e[-+]?\d+)?|inf)|\{(\w+: -?[\d.]+(, )?)*\}")
@@ -140,7 +138,7 @@ class Why:
         if not stand.pending.kinds:
             verb, _, work = stand.says.partition(": ")
             if verb == "computes":
-                return "computes " + (WORKS.get(work) or PIECE.sub(r"the \1 pass of layer or batch \2", work))
+                return f"computes {computed(work)}"
             if stand.says in ENDED:
                 return f"has {stand.says}"
             return re.sub(r"^(send|mark|choose)s\b", r"is about to \1", stand.says) or "has not begun"

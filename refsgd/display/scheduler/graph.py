@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from refsgd.cluster.units import counted
 from refsgd.display.player.listing import title
 from refsgd.display.player.states import ENDED, States, action_in_words, called, rank, value_at
-from refsgd.display.player.why import WORKS, Why
+from refsgd.display.player.why import Why
 from refsgd.effects import Compute, Factory, Mark
 from refsgd.runtimes.engine import Task
 from refsgd.runtimes.explorer import Check
 from refsgd.runtimes.world import Action, Stuck, World
-from refsgd.trace import Computed, Event, Marked, Received, Run, Sent, Trace, taken
-from refsgd.trace.diagram import words
+from refsgd.trace import Computed, Event, Marked, Run, Sent, Trace, taken
+from refsgd.trace.diagram import computed, deed
 from refsgd.trace.waiting import Program
 
 MOST = 5000  #: states of a page
@@ -310,20 +310,5 @@ def said(world: World, action: Action) -> str:
     """An action in words."""
     effect = world.tasks[action.node][action.program].effect
     if action.kind == "go" and isinstance(effect, Compute):
-        return f"{called(action.node, action.program)} computes {WORKS.get(effect.kind, effect.kind)}"
+        return f"{called(action.node, action.program)} computes {computed(effect.kind)}"
     return action_in_words(world, action)
-
-
-def deed(e: Event) -> str:
-    """An event in words."""
-    if isinstance(e, Sent):
-        return f"sends {e.message}#{e.number} to {e.to}"
-    if isinstance(e, Received):
-        return f"takes {e.message}#{e.number} of {e.src}"
-    if isinstance(e, Marked) and e.name == "update":
-        ages = [f"of {worker}, staleness {e.values['version'] - read}"
-                for worker, read in e.values.get("reads", ())]
-        return f"applies update {e.values.get('version', '')} {'; '.join(ages)}".strip()
-    if isinstance(e, Marked) and e.name == "block":
-        return f"holds {e.values['worker']} back"
-    return words(e).partition("] ")[2] if e.program else words(e)

@@ -409,8 +409,8 @@ def talk(*lines: str, **options) -> list[str]:
 def test_a_conversation():
     said = talk("1", "", "b", "u", "w", "d", "nonsense", "42", "h", "l", "l worker0", "l worker7", "r", "q",
                 "1")
-    assert "* worker1 gradient" in said and "* worker0 gradient" in said
-    assert "* server0 * update version=0 reads=(('worker0', 0),)" in said
+    assert "* worker1 has computed a gradient" in said and "* worker0 has computed a gradient" in said
+    assert "* server0 applies update 0 of worker0, staleness 0" in said
     assert any("yield Send(w, Model(shard.x, shard.version))" in line for line in said)
     assert "worker0           | worker1           | server0" in "\n".join(said)
     assert "command 'nonsense'; expected a number, Enter, b, u, r, w, d, l, h or q" in said
@@ -452,10 +452,10 @@ def test_on_a_terminal_cursor_up_brings_back_the_last_line():
 
     until(b"> ")
     os.write(ours, b"0\n")
-    until(b"* worker0 gradient")
+    until(b"* worker0 has computed a gradient")
     until(b"> ")
     os.write(ours, b"\x1b[A\n")  # cursor up: 0 again
-    until(b"* worker0 Push#0 -> server0")
+    until(b"* worker0 sends Push#0 to server0")
     until(b"> ")
     os.write(ours, b"q\n")
     assert child.wait(20) == 0
