@@ -19,7 +19,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
 def pytest_addoption(parser):
     parser.addoption("--rewrite", action="store_true",
-                     help="write interaction files anew instead of comparing")
+                     help="write the outputs of the pages' dialogues again instead of comparing")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,6 +10,7 @@ site is built.
 ``algorithm-check`` NAME    what the closed forms predict beside what a simulated run gives
 ``algorithm-change`` NAME   a changed line as a diff, the experiment that notices it, and what it saw
 ``algorithm-experiment``    a few lines of Python and what they print
+``algorithm-dialogue``      what happens next and what the programs then do, in words; a test of `tests.interactions`
 =========================== ==============================================================================================
 
 A run is described by options: ``:workers: 3``, ``:steps: 4``, ``:machine: latency=0.1 update=fixed(0.2)``,
@@ -495,6 +496,20 @@ class Experiment(Directive):
         return [*shown, *([listing(outcome.printed, "text")] if outcome.printed else [])]
 
 
+class Dialogue(Directive):
+    """``algorithm-dialogue``; its text is what `tests.interactions.player.play` gives."""
+
+    def make(self) -> list[nodes.Node]:
+        """Prose, and blocks of commands with their outputs."""
+        shown: list[nodes.Node] = [nodes.paragraph("", (
+            "After >: what happens next, or a question. Below it: what the programs do. A test replays it all."))]
+        for commands, blocks in itertools.groupby("\n".join(self.content).split("\n\n"),
+                                                  key=lambda block: block.startswith("> ")):
+            text = "\n\n".join(blocks)
+            shown += [listing(text, "text")] if commands else self.markdown(text)
+        return folded(f"In words: {self.arguments[0]}", *shown)
+
+
 def check_links(app: Sphinx, doctree: nodes.document) -> None:
     """Every line that pseudo-code points at is shown on its page."""
     links, lines = (app.env.temp_data.get(f"algorithm_page_{kind}", set()) for kind in ("links", "lines"))
@@ -509,7 +524,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives and their style sheet."""
     for name, directive in {"picture": Picture, "player": Player, "facts": Facts, "pseudocode": Pseudocode,
                             "source": Listing, "check": Check,
-                            "change": Change, "experiment": Experiment}.items():
+                            "change": Change, "experiment": Experiment, "dialogue": Dialogue}.items():
         app.add_directive(f"algorithm-{name}", directive)
     app.connect("doctree-read", check_links)
     app.connect("config-inited",

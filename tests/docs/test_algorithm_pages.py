@@ -52,7 +52,7 @@ def test_every_algorithm_has_a_page_that_the_index_lists():
 def test_a_page_has_the_sections_of_the_template_in_order(page):
     text = PAGES[page]
     assert re.findall(r"^## (.*)$", text, re.M) == SECTIONS
-    for directive in ("picture", "facts", "pseudocode", "source", "player", "change"):
+    for directive in ("picture", "facts", "pseudocode", "source", "dialogue", "player", "change"):
         assert f"```{{algorithm-{directive}}}" in text, f"no {directive}"
     exercises = text.split("## Exercises")[1]
     numbered = re.findall(r"^(\d)\. ", exercises, re.M)
