@@ -502,11 +502,11 @@ class Dialogue(Directive):
     def make(self) -> list[nodes.Node]:
         """Prose, and blocks of commands with their outputs."""
         shown: list[nodes.Node] = [nodes.paragraph("", (
-            "After >: what happens next, or a question. Below it: what the programs do. A test replays it all."))]
+            "Lines with > say what happens next, or ask; what the programs do is below. A test replays this dialogue."))]
         for commands, blocks in itertools.groupby("\n".join(self.content).split("\n\n"),
                                                   key=lambda block: block.startswith("> ")):
             text = "\n\n".join(blocks)
-            shown += [listing(text, "text")] if commands else self.markdown(text)
+            shown += [listing(text, "text", ["dialogue"])] if commands else self.markdown(text)
         return folded(f"In words: {self.arguments[0]}", *shown)
 
 

@@ -87,13 +87,6 @@ def test_the_weights_of_a_clock_always_sum_to_one(machine, seed, workers, slack)
         assert np.allclose(final_parameters(run), -1)
 
 
-def test_the_first_counts_in_full_and_the_late_correct_it():
-    """Three workers, gradients 6, 0 and 3 for one clock: 6, then 3, then 3."""
-    problem = constant(lambda rank, t: [6.0, 0.0, 3.0][rank])
-    run = simulate(dynsgd.dynsgd(problem, 3, 1, SGD(1.0)), Machine(compute="fixed(1)", speeds=(3, 2, 1)))
-    assert [float(-e.values["x"][0]) for e in run.trace.marks("update")] == [6, 3, 3]
-
-
 @given(machine=machines, seed=seeds, workers=st.integers(1, 4), slack=st.sampled_from([1, float("inf")]),
        steps=st.integers(0, 5))
 def test_the_model_is_the_sum_of_the_clocks_means_whatever_the_order(machine, seed, workers, slack, steps):

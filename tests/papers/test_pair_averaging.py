@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.gossip import adpsgd, pair_averaging
 from refsgd.algorithms.gossip.pair_averaging import Model, Pull
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import peers
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Choose, Compute, Died, Mark, Node, Poll, Recv, Send
+from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.errors import Deadlock
@@ -19,24 +19,6 @@ from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
 
 MACHINE = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
-ONE = np.ones(2, np.float32)
-
-
-def test_only_the_puller_averages():
-    """x_i <- (x_i + x_j) / 2 on one side; a pull carries nothing."""
-    asked, puller = Replica(1, 5 * ONE, SGD(1.0)), Replica(0, ONE, SGD(1.0))
-    respond = pair_averaging.respond(asked)
-    respond.send(None)
-    answer = respond.send(("peer0", Pull()))
-    assert answer == Send("peer0", Model(asked.x)) and np.array_equal(asked.x,
-                                                                      5
-                                                                      * ONE), "the asked peer keeps its replica"
-    train = pair_averaging.train(puller, ["peer1"], quadratic(d=2), 1)
-    assert train.send(None) == Choose(["peer1"]) and train.send("peer1") == Send("peer1", Pull())
-    assert isinstance(train.send(None), Compute), "while the answer travels"
-    assert train.send(ONE) == Recv(Model, Died, src="peer1")
-    update = train.send(("peer1", answer.body))
-    assert np.array_equal(puller.x, 3 * ONE) and np.array_equal(update.fn(*update.args)[0], 2 * ONE)
 
 
 def test_one_peer_is_sequential_sgd_bit_for_bit():
