@@ -41,6 +41,7 @@ DECISIVE = {
 def dialogue(page):
     """The text of a page's dialogue."""
     (_, body), = DIALOGUE.findall(PAGES[page].read_text())
+    assert body.strip(), "an empty dialogue; expected a sentence and commands"
     return body
 
 
