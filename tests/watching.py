@@ -9,6 +9,7 @@ from refsgd.effects import Deployment, Node
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem
 from refsgd.runtimes.simulator import Simulator, simulate
+from refsgd.trace import Returned
 
 RANDOM = Machine(compute="exponential(1)", latency=0.1, bandwidth=500.0)
 FREE = Machine(compute="exponential(1)")
@@ -94,3 +95,9 @@ def moments(deployment: Deployment, told: Callable, machine: Machine,
     while sim.advance():
         if all(p.program.gi_frame is None or p.effect is not None for p in watched.values()):
             yield watched
+
+
+def steady(trace):
+    """When the first worker ends, and the updates and the dropped gradients until then."""
+    end = min(e.time for e in trace.of(Returned) if trace.is_worker(e.node))
+    return end, *([e for e in trace.marks(name) if e.time < end] for name in ("update", "drop"))

@@ -32,7 +32,7 @@ def test_every_test_that_the_list_of_pitfalls_names_exists():
 def absent(text):
     """Paths of the library or of its tests that a page names and that do not exist."""
     named = re.findall(r"`((?:refsgd|tests|benchmarks)/[\w/.-]*[\w/])`", text)
-    return [path for path in named if not (ROOT / path).exists() and "ringmaster" not in path]  # the trial's
+    return [path for path in named if not (ROOT / path).exists() and "growing" not in path]  # the trial's
 
 
 NAMING = [ROOT / "README.md", *sorted((ROOT / "tutorials").glob("*.md")), *sorted(

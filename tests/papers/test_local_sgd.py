@@ -256,18 +256,41 @@ def test_with_rounds_of_one_step_it_is_synchronous_sgd_with_nesterov_momentum(ou
     assert np.allclose(final_parameters(run), x, rtol=1e-12)
 
 
-def heavy_ball(start, u, move, lr, momentum):
+def test_slowmo_with_rounds_of_one_step_is_synchronous_sgd_with_heavy_ball_momentum():
+    """Wang et al.: H = 1 and an outer rate of 1; the sign is that of a descent."""
+    problem, lr, beta = curved(4), 0.25, 0.6
+    x, v = problem.x0, np.zeros(6)
+    for t in range(12):
+        v = beta * v + np.mean([problem.gradient(x, i, t) for i in range(4)], axis=0)
+        x = x - np.float32(lr) * v
+    slow = diloco.diloco(problem, 4, 12, SGD(lr), period=1, outer_lr=1.0, outer_momentum=beta, form="heavy-ball")
+    assert np.allclose(final_parameters(simulate(slow, MACHINE)), x, rtol=1e-5)
+    assert np.allclose(final(bsp.bsp(problem, 4, 12, SGD(lr, beta))), x, rtol=1e-5)
+
+
+@pytest.mark.parametrize("outer_lr", [1.0, 0.5])
+def test_without_outer_momentum_both_forms_are_the_same_bits(outer_lr):
+    problem, sgd = ragged(quadratic(workers=3, noise=1.0)), SGD(0.1, 0.9, 0.01)
+    assert np.array_equal(*(final(diloco.diloco(problem, 3, 20, sgd, period=3, outer_lr=outer_lr, outer_momentum=0.0, form=form))
+                            for form in ("nesterov", "heavy-ball")))
+
+
+def heavy_ball(start, u, move, lr, momentum, form):
     """WRONG: Polyak's momentum where the paper has Nesterov's; the gradient of now is not looked ahead."""
-    u = momentum * u + move
-    return start + lr * u, u
+    return outer_step(start, u, move, lr, momentum, "heavy-ball")
 
 
-def from_the_mean(start, u, move, lr, momentum):
+def from_the_mean(start, u, move, lr, momentum, form):
     """WRONG: first adopts the mean of the replicas, as local SGD does, and then steps from there."""
-    return outer_step(start + move, u, move, lr, momentum)
+    return outer_step(start + move, u, move, lr, momentum, form)
 
 
-@pytest.mark.parametrize("wrong", [heavy_ball, from_the_mean])
+def ascending(start, u, move, lr, momentum, form):
+    """WRONG: takes the move for a gradient, of which a descent subtracts."""
+    return outer_step(start, u, -move, lr, momentum, form)
+
+
+@pytest.mark.parametrize("wrong", [heavy_ball, from_the_mean, ascending])
 def test_a_wrong_outer_step_is_caught(monkeypatch, wrong):
     monkeypatch.setattr(diloco, "outer_step", wrong)
     with pytest.raises(AssertionError):

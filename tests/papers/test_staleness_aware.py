@@ -15,7 +15,7 @@ from refsgd.problems import Problem
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from tests.strategies import machines, seeds
-from tests.watching import LOCKSTEP, RANDOM, constant, curved, final, recorded
+from tests.watching import FREE, LOCKSTEP, RANDOM, constant, curved, final, recorded
 from tests.wrong import wrong_deployment
 
 EMPTY = (np.zeros(2, np.float32), np.zeros(2, np.float32), np.ones(2, np.float32))
@@ -29,8 +29,8 @@ def moved_by_unit_gradients(run, k=0):
     return sum(np.mean([1 / max(1, e["version"] - read) for _, read in e["reads"]]) for e in updates)
 
 
-def divisor(tau, version=100):
-    push, _ = staleness_aware.divided(Push(ONES, 1, version - tau), version, EMPTY, "zhang")
+def divisor(tau, version=100, rule="zhang"):
+    push, _ = staleness_aware.divided(Push(ONES, 1, version - tau), version, EMPTY, rule, 4)
     return 1 / float(push.grad[0])
 
 
@@ -49,6 +49,38 @@ def test_staleness_of_at_most_one_is_asp_bit_for_bit(seed, steps, servers, momen
     assert max((tau for _, tau in run.trace.staleness), default=0) <= 1
     assert np.array_equal(final_parameters(run),
                           final(asp.asp(problem, 2, steps, sgd, servers), LOCKSTEP, seed))
+
+
+def test_mishchenkos_rate_falls_from_a_staleness_of_n_on():
+    """lr n / tau for tau > n, else lr: four workers; no gradient is enlarged."""
+    assert [divisor(tau, rule="mishchenko") for tau in (0, 1, 4, 5, 8, 40)] == pytest.approx([1, 1, 1, 1.25, 2, 10])
+
+
+@given(seed=seeds, workers=st.integers(1, 5), momentum=st.sampled_from([0.0, 0.9]))
+def test_mishchenkos_rule_is_asp_bit_for_bit_where_staleness_is_at_most_n(seed, workers, momentum):
+    """In lockstep it is n - 1."""
+    problem, sgd = curved(workers=workers), SGD(0.1, momentum, 0.01)
+    assert np.array_equal(final(staleness_aware.staleness_aware(problem, workers, 6, sgd, rule="mishchenko"), LOCKSTEP, seed),
+                          final(asp.asp(problem, workers, 6, sgd), LOCKSTEP, seed))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers, mean", [(4, 0.898), (16, 0.863), (64, 0.854)])
+def test_mishchenkos_mean_weight_of_equal_exponential_workers(workers, mean):
+    """Staleness is geometric, so it is sum_j (1/n)(1 - 1/n)^j min(1, n/j), which tends to 1 - 1/e + E1(1) = 0.8515."""
+    by_formula = sum((1 - 1 / workers)**j / workers * min(1, workers / max(j, 1)) for j in range(40 * workers))
+    run = simulate(staleness_aware.staleness_aware(constant(lambda rank, t: 1.0), workers, 20_000 // workers, SGD(0.0),
+                                                   rule="mishchenko"), FREE, observe=1)
+    weights = [min(1, workers / max(tau, 1)) for _, tau in run.trace.staleness]
+    assert by_formula == pytest.approx(mean, abs=5e-4) and np.mean(weights) == pytest.approx(mean, rel=0.01)
+
+
+def test_a_rule_that_enlarges_young_gradients_is_caught():
+    """WRONG: tau / n without a least divisor of 1."""
+    wrong = wrong_deployment(staleness_aware.staleness_aware, "max(1, late / workers", "max(1e-3, late / workers")
+    problem = curved(workers=4)
+    assert not np.array_equal(final(wrong(problem, 4, 6, SGD(0.01), rule="mishchenko"), LOCKSTEP),
+                              final(asp.asp(problem, 4, 6, SGD(0.01)), LOCKSTEP))
 
 
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5))
@@ -84,7 +116,7 @@ def test_each_gradient_has_its_own_rate_before_the_mean(machine, seed, workers, 
 
 def test_one_over_tau_plus_one_is_caught(monkeypatch):
     """WRONG, yet in use: r / (tau + 1), which halves the rate of a gradient that missed a single update."""
-    def halved(push, version, moments, rule):
+    def halved(push, version, moments, rule, workers):
         return push._replace(grad=push.grad / np.float32(version - push.version + 1)), moments
 
     monkeypatch.setattr(staleness_aware, "divided", halved)
@@ -97,14 +129,14 @@ def test_one_over_tau_plus_one_is_caught(monkeypatch):
 def test_one_rate_for_a_whole_update_is_caught():
     """WRONG: divides the mean by the mean staleness."""
     pushes = [Push(ONES, 1, 10), Push(5 * ONES, 1, 6)]
-    right = staleness_aware.update(SGD(1.0), 0 * ONES, (0 * ONES, EMPTY), pushes, 10, "zhang")[0]
+    right = staleness_aware.update(SGD(1.0), 0 * ONES, (0 * ONES, EMPTY), pushes, 10, "zhang", 4)[0]
     assert np.allclose(right, -(1 + 5 / 4) / 2)
     assert not np.allclose(right, -3 / np.mean([1, 4]))
 
 
 def test_a_mean_over_images_weighs_the_divided_gradients():
     pushes = [Push(ONES, 3, 10), Push(4 * ONES, 1, 8)]
-    assert np.allclose(staleness_aware.update(SGD(1.0), 0 * ONES, (0 * ONES, EMPTY), pushes, 10, "zhang")[0],
+    assert np.allclose(staleness_aware.update(SGD(1.0), 0 * ONES, (0 * ONES, EMPTY), pushes, 10, "zhang", 4)[0],
                        -(3 * 1 + 1 * 2) / 4)
 
 
@@ -121,9 +153,9 @@ def test_odena_divides_by_the_deviation_of_each_parameter():
     moments, rng = EMPTY, np.random.default_rng(0)
     for t in range(200):
         _, moments = staleness_aware.divided(Push(np.array([1, 1 + 2 * rng.standard_normal()], np.float32),
-                                                     1, t), t, moments, "odena")
+                                                     1, t), t, moments, "odena", 4)
     assert moments[2][0] < 0.05 and moments[2][1] == pytest.approx(2, abs=0.8)
-    fresh, stale = (staleness_aware.divided(Push(ONES, 1, 10 - tau), 10, moments, "odena")[0].grad
+    fresh, stale = (staleness_aware.divided(Push(ONES, 1, 10 - tau), 10, moments, "odena", 4)[0].grad
                     for tau in (1, 3))
     assert np.allclose(fresh, 3 * stale) and fresh[0] > 10 * fresh[1]
 
@@ -155,7 +187,7 @@ def test_the_deviation_of_no_noise_is_1e_4():
     divided by zero."""
     moments, zero = EMPTY, 0 * ONES
     for t in range(300):
-        push, moments = staleness_aware.divided(Push(zero, 1, t), t, moments, "odena")
+        push, moments = staleness_aware.divided(Push(zero, 1, t), t, moments, "odena", 4)
     assert moments[2] == pytest.approx([1e-4, 1e-4], rel=1e-3) and np.all(push.grad == 0)
 
 

@@ -203,8 +203,8 @@ def test_backup_workers(text, n, k):
 
 def test_backup_recursion_is_not_the_order_statistic():
     """The believable formula, E[T_(N:n)], is too short where late workers finish."""
-    assert backup.steps_of_mean(5, 0) == pytest.approx(sum(1 / k for k in range(1, 6)))
-    assert backup.steps_of_mean(4, 2) > 1.1 * backup.backup_workers([Distribution.parse("exponential(1)")] * 6, 2,
+    assert backup.of_step(5, 0)[0] == pytest.approx(sum(1 / k for k in range(1, 6)))
+    assert backup.of_step(4, 2)[0] > 1.1 * backup.backup_workers([Distribution.parse("exponential(1)")] * 6, 2,
                                                                     cancelled=True).value
 
 

@@ -1,9 +1,9 @@
-"""What is claimed of Ringmaster ASGD."""
+"""What is claimed of ASP with a growing threshold."""
 
 import numpy as np
 import pytest
 
-from refsgd.algorithms.server import asp, ringmaster
+from refsgd.algorithms.server import asp, growing
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.result import final_parameters
@@ -13,15 +13,16 @@ from refsgd.runtimes.simulator import simulate
 MACHINE = Machine(compute="exponential(1)", speeds=(1, 1, 0.2))
 
 
-@pytest.mark.parametrize("threshold", [1, 2, 3])
-def test_what_is_applied_is_young_and_every_push_is_applied_or_ignored(threshold):
-    trace = simulate(ringmaster.ringmaster(integer_gradients(workers=3), 3, 30, SGD(0.25), threshold=threshold), MACHINE).trace
-    assert max(tau for _, tau in trace.staleness) < threshold
-    assert trace.marks("drop") and len(trace.marks("update")) + len(trace.marks("drop")) == 90
+@pytest.mark.parametrize("power", [0, 0.25, 0.5])
+def test_what_is_applied_is_young_and_every_push_is_applied_or_ignored(power):
+    trace = simulate(growing.growing(integer_gradients(workers=3), 3, 30, SGD(0.25), power=power), MACHINE).trace
+    updates = [e.values for e in trace.marks("update")]
+    assert all(e["version"] - read < e["version"]**power + 1 for e in updates for _, read in e["reads"])
+    assert trace.marks("drop") and len(updates) + len(trace.marks("drop")) == 90
 
 
-def test_without_a_threshold_it_is_asp():
-    problem, infinite = integer_gradients(workers=3), float("inf")
+def test_a_threshold_that_grows_as_fast_as_the_model_is_asp():
+    problem = integer_gradients(workers=3)
     both = [simulate(deploy, MACHINE) for deploy in (asp.asp(problem, 3, 9, SGD(0.25, 0.5)),
-            ringmaster.ringmaster(problem, 3, 9, SGD(0.25, 0.5), threshold=infinite))]
+            growing.growing(problem, 3, 9, SGD(0.25, 0.5), power=1))]
     assert np.array_equal(*map(final_parameters, both))

@@ -1,21 +1,21 @@
-"""Ringmaster ASGD: ASP that ignores a gradient whose delay has reached a threshold, and so is optimal in seconds.
+"""ASP whose server ignores a gradient that is older than the model's age allows.
 
-A gradient of delay R or more would move the model by an old direction; without it the rate may be as large as that
-of a bounded delay, and the fastest workers decide the pace.
+A gradient counts if it has missed fewer than R updates, as in Ringmaster ASGD, but R grows with the updates that the
+model has had: at first only young gradients count, later almost all.  So nobody has to know how noisy gradients are.
 
 Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n workers, K servers with a part each | messages per worker and
 iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d), for an ignored gradient too |
-staleness: at most R - 1 | clock gap: unbounded | momentum: at the server, shared by all | aggregation: each
-accepted push is applied alone | deterministic: given the order of arrival
+staleness: less than version^power + 1 | clock gap: unbounded | momentum: at the server, shared by all |
+aggregation: each accepted push is applied alone | deterministic: given the order of arrival
 
 Unequal batches: every push has the same weight, whatever its number of examples, as in the paper.
 
 What differs from the paper
 ---------------------------
-This is its variant without calculation stops: an ignored gradient was computed to its end.  Each of K servers
-decides by its own version, so that one part may accept what another ignores.
+The paper has a constant R; the growth is an example of ours.  Each of K servers decides by its own version, so that
+one part may accept what another ignores.
 
 References
 ----------
@@ -33,12 +33,12 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Mark, Program, RunEnded, Send
 
 
-def server(shard: Shard, pushes: int, threshold: float) -> Program[Array]:
-    """Apply each gradient of a delay below the threshold, and answer every sender; returns the shard's part."""
+def server(shard: Shard, pushes: int, power: float) -> Program[Array]:
+    """Apply each gradient that is young for its model, and answer every sender; returns the shard's part."""
     with suppress(RunEnded):  # raised after a death, when no worker sends any more
         for _ in range(pushes):
             w, push = yield from shard.recv(Push)
-            if shard.version - push.version < threshold:
+            if shard.version - push.version < shard.version**power + 1:
                 yield from shard.apply(w, push)
             else:
                 yield Mark("drop", worker=w, t=push.version, reason="stale")
@@ -48,16 +48,16 @@ def server(shard: Shard, pushes: int, threshold: float) -> Program[Array]:
 
 @declare(SERVED, updates=depends, mean_of=ONE_WORKER,
          no_formula="how many gradients are ignored depends on the order of arrival")
-def ringmaster(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
-               threshold: float | None = None) -> Deployment:
-    """Deploy Ringmaster ASGD.
+def growing(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1, rotated: bool = False, *,
+            power: float = 0.5) -> Deployment:
+    """Deploy ASP with a growing threshold.
 
     Parameters
     ----------
-    threshold : int or inf, optional
-        R >= 1: the delay at which a gradient is ignored, by default the number of workers.
+    power : float
+        >= 0: the threshold at version v is v^power + 1; with 1 nothing is ignored.
     """
-    if threshold is not None and threshold < 1:
-        raise ValueError(f"threshold {threshold}; expected at least 1")
-    return deploy(problem, workers, steps, sgd, servers, rotated, lambda shard, workers: server(
-        shard, len(workers) * steps, len(workers) if threshold is None else threshold))
+    if power < 0:
+        raise ValueError(f"power {power}; expected at least 0")
+    return deploy(problem, workers, steps, sgd, servers, rotated,
+                  lambda shard, workers: server(shard, len(workers) * steps, power))

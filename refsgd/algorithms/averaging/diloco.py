@@ -1,8 +1,8 @@
 """DiLoCo: local SGD whose averages are the gradients of a second, outer optimiser with Nesterov momentum.
 
-It is for machines that are far apart: H is large, and the mean of the peers' moves in a round is not applied
-directly, but is the direction of an outer step with momentum.  With outer momentum 0 and outer rate 1 it is
-local SGD.
+It is for machines that are far apart: H is large, and the mean of the peers' moves in a round is not
+applied directly, but is the direction of an outer step with momentum.  With outer momentum 0 and outer
+rate 1 it is local SGD; with `form` heavy-ball, SlowMo.
 
 Quick facts
 -----------
@@ -14,21 +14,25 @@ the schedule
 
 What differs from the paper
 ---------------------------
-Their inner optimiser is AdamW with H of about 500; here it is the run's rule, SGD by default, and H is small
-because our runs are short.  Moves are weighted by images; algorithm 1 takes the plain mean.  Every
+Their inner optimiser is AdamW with H of about 500; here it is the run's rule, SGD by default, and H is
+small because our runs are short.  Moves are weighted by images; algorithm 1 takes the plain mean.  Every
 peer computes the outer step itself, with the same bits.  A last round shorter than H is averaged as well.
+SlowMo counts its momentum in gradients, moves over the inner rate; here it counts moves, the same at a
+constant rate.
 
 References
 ----------
 Douillard et al., "DiLoCo: Distributed low-communication training of language models", arXiv:2311.08105,
 algorithm 1; outer rate 0.7 and Nesterov momentum 0.9 as there.
+Wang, Tantia, Ballas and Rabbat, "SlowMo: improving communication-efficient distributed SGD with slow
+momentum", ICLR 2020, arXiv:1910.00643: the form heavy-ball, whose outer rate is 1.
 Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 1: the outer gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -39,16 +43,21 @@ from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
+Form = Literal["nesterov", "heavy-ball"]
 
-def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float) -> tuple[Array, Array]:
-    """OuterOpt: Nesterov's step along the mean move (PyTorch's form); the new common point and velocity."""
+
+def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float,
+               form: Form) -> tuple[Array, Array]:
+    """OuterOpt: a step along the mean move, Nesterov's in PyTorch's form or the heavy ball's; the new common
+    point and velocity."""
     number: Any = start.dtype.type
     velocity: Array = number(momentum) * u + move
-    return start + number(lr) * (move + number(momentum) * velocity), velocity
+    ahead = move + number(momentum) * velocity if form == "nesterov" else velocity
+    return start + number(lr) * ahead, velocity
 
 
 def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int, period: int, outer_lr: float,
-         outer_momentum: float) -> Program[Array]:
+         outer_momentum: float, form: Form) -> Program[Array]:
     """Step alone; after every `period` steps, and the last, take the outer step; returns the parameters."""
     n, start, since = len(names), replica.x, 0
     u = np.zeros_like(start)
@@ -59,7 +68,8 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
             images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
             # The mean of all x_j - start, whose negative is the outer gradient.
             move = yield from mean_move(replica.rank, names, start, replica.x, images)
-            start, u = yield Compute(outer_step, start, u, move, outer_lr, outer_momentum, kind="update")
+            start, u = yield Compute(outer_step, start, u, move, outer_lr, outer_momentum, form,
+                                     kind="update")
             replica.x, since = start, t + 1
         yield Mark("clock", t=t)
     return replica.x
@@ -68,7 +78,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
 @declare(REPLICAS, collective=True, timeless=True, formula="diloco",
          recursion="its outer steps have a momentum of their own, which no recursion here follows")
 def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8, outer_lr: float = 0.7,
-           outer_momentum: float = 0.9) -> Deployment:
+           outer_momentum: float = 0.9, form: Form = "nesterov") -> Deployment:
     """Deploy DiLoCo.
 
     Parameters
@@ -81,11 +91,15 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
         > 0; 1 without momentum takes the mean of the replicas.
     outer_momentum : float
         In [0, 1).
+    form : {"nesterov", "heavy-ball"}
+        Of the outer step: DiLoCo's or SlowMo's.
     """
     check_period(period, 1)
     if not 0 < outer_lr < float("inf"):
         raise ValueError(f"outer_lr {outer_lr}; expected a finite number > 0")
     if not 0 <= outer_momentum < 1:
         raise ValueError(f"outer_momentum {outer_momentum}; expected a number in [0, 1)")
+    if form not in ("nesterov", "heavy-ball"):
+        raise ValueError(f"form {form!r}; expected nesterov or heavy-ball")
     return deploy(problem, workers, sgd, lambda replica, names: peer(
-        replica, names, problem, steps, period, outer_lr, outer_momentum))
+        replica, names, problem, steps, period, outer_lr, outer_momentum, form))

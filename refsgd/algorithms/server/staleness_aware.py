@@ -10,8 +10,10 @@ iteration: K up, K down | bytes per worker and iteration: M up, M down (M = 4 d)
 mean (n - 1)/c updates | clock gap: unbounded | momentum: at the server, of the divided gradients |
 aggregation: mean of c divided gradients | deterministic: given the order of arrival
 
-tau <= 1 everywhere is softsync; a constant tau is softsync with lr / tau.  The divisor is tau, not tau + 1: a
-gradient that missed one update keeps the full rate.
+tau <= 1 everywhere is softsync; a constant tau is softsync with lr / tau.  The divisor is tau, not tau +
+1: a gradient that missed one update keeps the full rate.  The rule `mishchenko` divides by tau / n
+instead, so that a gradient keeps the full rate until it has missed n updates, which is the mean where
+workers are equal.
 
 What differs from the papers
 ----------------------------
@@ -23,6 +25,8 @@ References
 Zhang, Gupta, Lian and Liu, "Staleness-aware async-SGD for distributed deep learning", IJCAI 2016,
 arXiv:1511.05950: the learning rate of each gradient, on top of n-softsync.
 Odena, "Faster asynchronous SGD", arXiv:1601.04033, 2016: the rule `odena`.
+Mishchenko, Bach, Even and Woodworth, "Asynchronous SGD beats minibatch SGD under arbitrary delays", NeurIPS
+2022, arXiv:2206.07638: the rule `mishchenko`.
 """
 
 from __future__ import annotations
@@ -38,14 +42,15 @@ from refsgd.algorithms.server import bsp, softsync
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program
 
-Rule = Literal["zhang", "odena"]
+Rule = Literal["zhang", "odena", "mishchenko"]
 Moments = tuple[Array, Array, Array]  # moving averages of g, of g^2, and of their deviation
 
 
-def divided(push: Push, version: int, moments: Moments, rule: Rule) -> tuple[Push, Moments]:
+def divided(push: Push, version: int, moments: Moments, rule: Rule, workers: int) -> tuple[Push, Moments]:
     """The push with its gradient divided for an update at `version`; the moving averages after it."""
-    g, tau = push.grad, np.float32(max(1, version - push.version))
-    if rule == "zhang":  # the learning rate of this gradient is lr / tau
+    g, late = push.grad, version - push.version
+    tau = np.float32(max(1, late / workers if rule == "mishchenko" else late))
+    if rule != "odena":  # the learning rate of this gradient is lr / tau
         return push._replace(grad=g / tau), moments
     keep, new = np.float32(0.9), np.float32(0.1)
     m1, m2 = keep * moments[0] + new * g, keep * moments[1] + new * g * g
@@ -54,12 +59,12 @@ def divided(push: Push, version: int, moments: Moments, rule: Rule) -> tuple[Pus
 
 
 def update(sgd: SGD, x: Array, state: tuple[Array, Moments], pushes: Sequence[Push], version: int,
-           rule: Rule) -> tuple[Array, tuple[Array, Moments]]:
+           rule: Rule, workers: int) -> tuple[Array, tuple[Array, Moments]]:
     """One step with the mean of divided gradients, in the order given."""
     v, moments = state
     scaled = []
     for push in pushes:
-        push, moments = divided(push, version, moments, rule)
+        push, moments = divided(push, version, moments, rule, workers)
         scaled.append(push)
     x, v = bsp.update(sgd, x, v, scaled, version)
     return x, (v, moments)
@@ -68,7 +73,7 @@ def update(sgd: SGD, x: Array, state: tuple[Array, Moments], pushes: Sequence[Pu
 def server(shard: Shard, workers: Sequence[str], pushes: int, size: int, rule: Rule) -> Program[Array]:
     """The server of softsync with this update; returns the shard's part."""
     shard.state = shard.state, (np.zeros_like(shard.x), np.zeros_like(shard.x), np.ones_like(shard.x))
-    return (yield from softsync.server(shard, workers, pushes, size, update, rule))
+    return (yield from softsync.server(shard, workers, pushes, size, update, rule, len(workers)))
 
 
 @declare(SERVED, updates=softsync.updates, mean_of=softsync.mean_of, collects=True, formula="staleness_aware",
@@ -82,10 +87,10 @@ def staleness_aware(problem: Objective, workers: int, steps: int, sgd: SGD, serv
     ----------
     splitting : int, optional
         As for `softsync`, from 1 to n; by default n: every gradient is one step.
-    rule : {"zhang", "odena"}
+    rule : {"zhang", "odena", "mishchenko"}
     """
-    if rule not in ("zhang", "odena"):
-        raise ValueError(f"rule {rule!r}; expected zhang or odena")
+    if rule not in ("zhang", "odena", "mishchenko"):
+        raise ValueError(f"rule {rule!r}; expected zhang, odena or mishchenko")
     return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, workers, steps * len(workers),
                                                 softsync.gradients_per_update(len(workers), splitting), rule))

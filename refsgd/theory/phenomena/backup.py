@@ -33,22 +33,24 @@ DRAWS = 200_000  # compute times drawn for all replicas
 
 
 @functools.lru_cache(maxsize=256)
-def steps_of_mean(fresh: int, backups: int) -> float:
-    """h(N, k): seconds of a step over E[T], for exponential times, if late workers finish.
+def of_step(fresh: int, backups: int) -> tuple[float, float]:
+    """Of a step with exponential times, if late workers finish: h(N, k), its seconds over E[T], and how many
+    late gradients are dropped.
 
-    >>> steps_of_mean(3, 0), round(steps_of_mean(3, 1), 4)
-    (1.8333333333333333, 1.3542)
+    >>> of_step(3, 0), of_step(1, 1)
+    ((1.8333333333333333, 0.0), (0.75, 0.5))
     """
     n = fresh + backups
-    h: dict[tuple[int, int], float] = {}
+    h: dict[tuple[int, int], tuple[float, float]] = {}
     for active in range(backups, n + 1):
         for z in range(min(backups, active) + 1):
             f = active - z
             if active == backups:
-                h[f, z] = 0.0
+                h[f, z] = 0.0, 0.0
                 continue
-            later = h[f + 1, z - 1] if z else 0.0
-            h[f, z] = (1 + (f * h[f - 1, z] if f else 0.0) + z * later) / active
+            on_time, late = h.get((f - 1, z), (0.0, 0.0)), h.get((f + 1, z - 1), (0.0, 0.0))
+            h[f, z] = ((1 + f * on_time[0] + z * late[0]) / active,
+                       (z + f * on_time[1] + z * late[1]) / active)
     return h[fresh, backups]
 
 
@@ -104,7 +106,7 @@ def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bo
     if cancelled or k == 0 or first.family == "fixed":
         step, formula = Estimate(quickest), "E[T_(N:n)]"
     elif first.family == "exponential":
-        step, formula = Estimate(first.mean * steps_of_mean(needed, k)), "h(N, k) E[T]"
+        step, formula = Estimate(first.mean * of_step(needed, k)[0]), "h(N, k) E[T]"
     else:
         step = evaluated(times, k, 400).pace
         formula = "N-th fresh end, late workers finish; by Monte Carlo"

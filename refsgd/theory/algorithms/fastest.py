@@ -1,0 +1,119 @@
+"""Predictions for servers that take the fastest workers' gradients: the K-family, Rennala, Ringmaster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from refsgd.theory.algorithms.asp import PUSHES, asp
+from refsgd.theory.algorithms.bsp import bsp
+from refsgd.theory.algorithms.peers import fresh
+from refsgd.theory.phenomena.backup import of_step
+from refsgd.theory.phenomena.stragglers import mean_of_order
+from refsgd.theory.phenomena.walltime import accepted, gradients_of_rennala
+from refsgd.theory.prediction import Figures, Prediction
+from refsgd.theory.setting import Setting, figures, unbounded
+
+SIMULATED = "no closed form: who is among the first depends on the order of arrival"
+ALIKE = "equal exponential times; no network; long run"
+DUTTA = "Dutta et al. 2018"
+
+
+def memoryless(c: Setting) -> bool:
+    """Whether workers are alike, and what is left of a gradient does not depend on when it was begun."""
+    return c.alike and not c.queues and not any(c.exchanges) and c.times[0].family == "exponential"
+
+
+def approximation(value: float, unit: str, formula: str, source: str,
+                  terms: Mapping[str, float] | None = None) -> Prediction:
+    """A figure of a long run."""
+    return Prediction(value, unit, "approximation", terms or {"mean": value}, formula, source, ALIKE)
+
+
+def _first(c: Setting) -> int:
+    """K, the number of gradients of an update."""
+    given = c.options.get("gradients")
+    return (c.workers + 1) // 2 if given is None else int(given)
+
+
+def _waiting(c: Setting, update: tuple[float, float] | None) -> Figures:
+    """Figures of workers of which some wait; of an `update`, its seconds and the gradients that are computed
+    for it, if they are known."""
+    step = None
+    if update:
+        mean, value = c.times[0].mean, c.workers * update[0] / update[1]
+        step = approximation(value, "s", "time of an update x n / gradients computed for it", DUTTA,
+                             {"compute E[T]": mean, "straggling": value - mean})
+    out = figures(c, step, None, 0, c.workers * (c.pushed + c.nbytes), unbounded(c))
+    if not update:
+        return out.leave(SIMULATED, "updates")
+    out["updates"] = approximation(c.workers * c.steps / update[1], "updates",
+                                   "n steps / gradients computed for an update", DUTTA)
+    return out
+
+
+def k_async(c: Setting) -> Figures:
+    """The first K gradients of K workers; of n equal ones the n - K others go on at an older model."""
+    c, n, size = replace(c, servers=1), c.workers, _first(c)
+    if size in (1, n):
+        return asp(c) if size == 1 else bsp(c)
+    if not memoryless(c):
+        return _waiting(c, None).without(PUSHES, "staleness_max").leave(SIMULATED, "staleness_mean")
+    out = _waiting(c, (mean_of_order(c.times, size), size)).without(PUSHES, "staleness_max")
+    out["staleness_mean"] = approximation((n - size) / size, "updates",
+                                          "(n - K)/K: each update makes n - K reads older", DUTTA)
+    return out
+
+
+def k_sync(c: Setting) -> Figures:
+    """The first K gradients at the newest model; late ones are dropped when they arrive."""
+    c, size = replace(c, servers=1), _first(c)
+    if size == c.workers:
+        return bsp(c)
+    seconds, late = of_step(size, c.workers - size)
+    out = _waiting(c, (seconds * c.times[0].mean, size + late) if memoryless(c) else None)
+    return _dropped(out)
+
+
+def rennala(c: Setting) -> Figures:
+    """The first B gradients at the newest model, of any workers, none of which waits: the times are ASP's."""
+    c = replace(c, servers=1)
+    given = c.options.get("gradients")
+    size = c.workers if given is None else int(given)
+    out = asp(c)
+    if c.workers > 1 and c.update:
+        out.leave(SIMULATED, *("seconds_per_iteration", "seconds", "idle_ratio", "idle_by_cause"))
+    out.leave(SIMULATED, "images_per_second", "updates")
+    if c.workers == 1 or memoryless(c):
+        needed = gradients_of_rennala(c.workers, size)
+        out["updates"] = approximation(c.workers * c.steps / needed, "updates", "n steps / h(n-1, B)",
+                                       "Tyurin and Richtarik 2023", {"gradients for an update": needed})
+    return _dropped(out)
+
+
+def _dropped(out: Figures) -> Figures:
+    """Add that no applied gradient is stale."""
+    out |= fresh("a gradient of an older model is dropped")
+    return out
+
+
+def ringmaster(c: Setting) -> Figures:
+    """ASP that ignores gradients of a delay of R or more: the times are ASP's, since nobody waits."""
+    given = c.options.get("threshold")
+    limit = float(c.workers if given is None else given)
+    out, n = asp(c), c.workers
+    if math.isinf(limit) or n == 1:
+        return out
+    if c.update:
+        out.leave(SIMULATED, "seconds_per_iteration", "seconds", "idle_ratio", "idle_by_cause")
+    out.leave(SIMULATED, "images_per_second", "updates", "staleness_mean")
+    out["staleness_max"] = Prediction(limit - 1, "updates", "bound", {}, "R - 1", "the threshold",
+                                      bound="upper")
+    if memoryless(c):
+        share, mean = accepted(n, limit)
+        source = "Maranjyan et al. 2025"
+        out["updates"] = approximation(share * n * c.steps, "updates", "n steps (1 - q^R)", source,
+                                       {"accepted": share})
+        out["staleness_mean"] = approximation(mean, "updates", "q/(1-q) - R q^R/(1 - q^R)", source)
+    return out

@@ -1,0 +1,51 @@
+"""How many gradients count where a server takes those of the fastest workers, and how long that takes.
+
+Workers are alike, their times exponential, messages and updates free.  Let q = p(n-1)/(p(n-1)+1) be the
+chance that the next gradient to count is another worker's: then the staleness of a gradient is geometric.
+
+References
+----------
+Dutta, Joshi, Ghosh, Dube, Nagpurkar, "Slow and stale gradients can win the race", AISTATS 2018: K-async.
+Tyurin and Richtarik, "Optimal time complexities of parallel stochastic optimization methods under a fixed
+computation model", NeurIPS 2023: Rennala.
+Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD", ICML 2025.
+"""
+
+from __future__ import annotations
+
+import functools
+
+
+@functools.lru_cache(maxsize=256)
+def gradients_of_rennala(workers: int, size: int) -> float:
+    """h(n - 1, B): gradients that are computed for an update of B, as n - 1 workers begin on an old model.
+
+    A gradient is late, and dropped, with probability Z/n while Z workers are on an old model; its worker then
+    begins on the new one.  For B = 1 it is Ramanujan's Q(n), about sqrt(pi n / 2).
+
+    >>> gradients_of_rennala(1, 5), gradients_of_rennala(2, 1), round(gradients_of_rennala(8, 1), 4)
+    (5.0, 1.5, 3.245)
+    """
+    h = [0.0] * workers  # of b = 0, by the number on an old model
+    for _ in range(size):
+        row = [h[0] + 1.0]
+        for z in range(1, workers):
+            row.append(1 + z / workers * row[z - 1] + (1 - z / workers) * h[z])
+        h = row
+    return h[workers - 1]
+
+
+def accepted(workers: int, threshold: float) -> tuple[float, float]:
+    """Share p of the gradients of a delay below R, and the mean staleness of these; an approximation.
+
+    p = 1 - q^R with q = p(n-1)/(p(n-1)+1), as if a worker's reads were independent of what it gave before.
+
+    >>> tuple(round(each, 4) for each in accepted(8, 8)), accepted(8, float("inf"))
+    ((0.7515, 2.615), (1.0, 7.0))
+    """
+    p = 1.0
+    for _ in range(200):
+        q = p * (workers - 1) / (p * (workers - 1) + 1)
+        p = 1 - q**threshold
+    left = threshold * q**threshold / p if q**threshold else 0.0
+    return p, q / (1 - q) - left
