@@ -127,10 +127,10 @@ def test_short_and_empty_shares_count_as_what_they_are(name):
     found, whole = m["images_per_second"] * m["seconds"], 2 * 1437 + 1436
     if name in ("sequential", *STAGED):  # one share of 359 images: only the fifth step has a single one
         whole = 1437
-    if name == "backup-workers":
-        assert found < whole and rate["kind"] == "approximation"
-    elif name == "sandblaster":
+    if name == "sandblaster":
         assert found % 1437 == pytest.approx(0) and found
+    elif result.trace.marks("drop"):
+        assert found < whole and rate["kind"] in ("approximation", "simulated")
     else:
         assert found == pytest.approx(whole)
         assert rate is None or rate["value"] == pytest.approx(m["images_per_second"])

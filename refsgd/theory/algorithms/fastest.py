@@ -10,10 +10,11 @@ from refsgd.theory.algorithms.asp import PUSHES, asp
 from refsgd.theory.algorithms.bsp import bsp
 from refsgd.theory.algorithms.peers import fresh
 from refsgd.theory.phenomena.backup import of_step
+from refsgd.theory.phenomena.staleness import asp_run
 from refsgd.theory.phenomena.stragglers import mean_of_order
 from refsgd.theory.phenomena.walltime import accepted, gradients_of_rennala
 from refsgd.theory.prediction import Figures, Prediction
-from refsgd.theory.setting import Setting, figures, unbounded
+from refsgd.theory.setting import TIMES, Setting, count, figures, unbounded
 
 SIMULATED = "no closed form: who is among the first depends on the order of arrival"
 ALIKE = "equal exponential times; no network; long run"
@@ -61,8 +62,10 @@ def k_async(c: Setting) -> Figures:
     if not memoryless(c):
         return _waiting(c, None).without(PUSHES, "staleness_max").leave(SIMULATED, "staleness_mean")
     out = _waiting(c, (mean_of_order(c.times, size), size)).without(PUSHES, "staleness_max")
-    out["staleness_mean"] = approximation((n - size) / size, "updates",
-                                          "(n - K)/K: each update makes n - K reads older", DUTTA)
+    left = asp_run(c.times, c.steps).value / (n - 1)  # of ages, at the end
+    out["staleness_mean"] = approximation(
+        left * (n - size) / size, "updates", "(n - K)/K, as each update makes n - K reads older, less the end",
+        DUTTA)
     return out
 
 
@@ -78,18 +81,25 @@ def k_sync(c: Setting) -> Figures:
 
 def rennala(c: Setting) -> Figures:
     """The first B gradients at the newest model, of any workers, none of which waits: the times are ASP's."""
-    c = replace(c, servers=1)
+    c, n = replace(c, servers=1), c.workers
     given = c.options.get("gradients")
-    size = c.workers if given is None else int(given)
-    out = asp(c)
-    if c.workers > 1 and c.update:
-        out.leave(SIMULATED, *("seconds_per_iteration", "seconds", "idle_ratio", "idle_by_cause"))
-    out.leave(SIMULATED, "images_per_second", "updates")
-    if c.workers == 1 or memoryless(c):
-        needed = gradients_of_rennala(c.workers, size)
-        out["updates"] = approximation(c.workers * c.steps / needed, "updates", "n steps / h(n-1, B)",
+    size, out = n if given is None else int(given), asp(c)
+    if n == 1:
+        out["updates"] = count(-(-c.steps // size), "updates", "ceil(steps / B)")
+        return out
+    _ignoring(c, out)
+    if memoryless(c):
+        needed = gradients_of_rennala(n, size)
+        out["updates"] = approximation(n * c.steps / needed, "updates", "n steps / h(n-1, B)",
                                        "Tyurin and Richtarik 2023", {"gradients for an update": needed})
     return _dropped(out)
+
+
+def _ignoring(c: Setting, out: Figures) -> None:
+    """Leave to a simulation what depends on how many gradients are ignored, which take no update."""
+    out.leave(SIMULATED, "images_per_second", "updates", "staleness_mean")
+    if c.update:
+        out.leave(SIMULATED, *TIMES)
 
 
 def _dropped(out: Figures) -> Figures:
@@ -105,9 +115,7 @@ def ringmaster(c: Setting) -> Figures:
     out, n = asp(c), c.workers
     if math.isinf(limit) or n == 1:
         return out
-    if c.update:
-        out.leave(SIMULATED, "seconds_per_iteration", "seconds", "idle_ratio", "idle_by_cause")
-    out.leave(SIMULATED, "images_per_second", "updates", "staleness_mean")
+    _ignoring(c, out)
     out["staleness_max"] = Prediction(limit - 1, "updates", "bound", {}, "R - 1", "the threshold",
                                       bound="upper")
     if memoryless(c):
@@ -115,5 +123,7 @@ def ringmaster(c: Setting) -> Figures:
         source = "Maranjyan et al. 2025"
         out["updates"] = approximation(share * n * c.steps, "updates", "n steps (1 - q^R)", source,
                                        {"accepted": share})
-        out["staleness_mean"] = approximation(mean, "updates", "q/(1-q) - R q^R/(1 - q^R)", source)
+        left = asp_run(c.times, c.steps).value / (n - 1)  # of ages, at the end
+        out["staleness_mean"] = approximation(left * mean, "updates",
+                                              "q/(1-q) - R q^R/(1 - q^R) less the end of the run", source)
     return out
