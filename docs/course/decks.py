@@ -1,9 +1,10 @@
 """Builds the slide decks: ``python -m docs.course.decks OUT [DECK ...]`` in a checkout.
 
 A deck is one Markdown file in ``docs/course/decks/``.  Slides are separated by lines of three dashes and begin
-with a title; a line ``Notes:`` begins the speaker's notes.  Blocks of ``python`` are executed and not shown: what
-they print, and the figure that they leave, is.  Each figure has a text alternative, ``# alt: ...``, in the first line
-of its block.  A deck becomes one HTML file without other files and, where there is a Chromium, a PDF.
+with a title; a line ``Notes:`` begins the speaker's notes.  Blocks of ``python`` are executed and not shown: the figure
+that they leave is, and below it what they print, as Markdown.  Each figure has a text alternative, ``# alt: ...``, in the
+first line of its block.  Blocks may call `table`, `source`, `drawn` and `sketch`.  No letter is smaller than 20 pixels of
+a slide that is 1280 wide.  A deck becomes one HTML file without other files and, where there is a Chromium, a PDF.
 """
 
 from __future__ import annotations
@@ -11,18 +12,25 @@ from __future__ import annotations
 import base64
 import contextlib
 import html
+import inspect
 import io
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 HERE = Path(__file__).parent / "decks"
 TEMPLATE = HERE / "template.html"
 CODE = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 ALT = re.compile(r"# alt: (.+)")
+WIDTH = 1152  #: of what a slide of 1280 pixels shows between its margins
+SMALLEST = 20  #: letters on such a slide, in pixels
+LINES, COLUMNS = 12, 93  #: of code that fits on a slide, in letters of that size
 
 
 class Slide(NamedTuple):
@@ -74,47 +82,96 @@ def markdown(text: str) -> str:
     return str(MarkdownIt("commonmark", {"html": True}).enable("table").use(dollarmath_plugin, renderer=formula).render(text))
 
 
-def listing(text: str) -> str:
-    """Text in columns, in letters so small that its longest line fits on a slide."""
-    size = min(1.6, 138 / max(map(len, text.splitlines())))
-    return f'<pre style="--size: {size:.2f}">{html.escape(text)}</pre>'
+def table(head: Sequence[object], *rows: Sequence[object]) -> str:
+    """A table, as Markdown; the first column holds names, the others mostly numbers."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def source(function: Callable[..., object], first: str, last: str) -> str:
+    """The lines of a function from the first one with one text to the next with another, as Markdown: without comments, and
+    folded where they are wider than a slide."""
+    lines = [code for line in inspect.getsource(function).splitlines() if (code := re.sub(r"\s*#.*", "", line)).strip()]
+    start = next(i for i, line in enumerate(lines) if first in line)
+    end = next(i for i, line in enumerate(lines) if i >= start and last in line)
+    shown = textwrap.dedent("\n".join(lines[start:end + 1])).splitlines()
+    folded = [textwrap.fill(line, COLUMNS, subsequent_indent=" " * (len(line) - len(line.lstrip()) + 8)) for line in shown]
+    return "\n".join(["```", *folded, "```"])
+
+
+def legible(page: str, where: str) -> str:
+    """The HTML of a slide, its code in letters as large as fit; refuses code that would need smaller ones than `SMALLEST`."""
+    def sized(code: re.Match[str]) -> str:
+        lines = html.unescape(re.sub(r"<[^>]+>", "", code[1])).splitlines()
+        wide = max(map(len, lines))
+        if len(lines) > LINES or wide > COLUMNS:
+            raise ValueError(f"{where}: {len(lines)} lines of code, up to {wide} characters wide; expected at most {LINES} "
+                             f"lines of {COLUMNS}: a figure, a table or an excerpt")
+        return f'<pre style="--letters: {min(1.5, COLUMNS / wide):.2f}">{code[1]}</pre>'
+
+    return re.sub(r"<pre>(.*?)</pre>", sized, page, flags=re.S)
+
+
+def figure(alt: str, where: str) -> str:
+    """Pyplot's figure as HTML; refuses small letters."""
+    import matplotlib.pyplot as plt
+
+    picture, width = io.StringIO(), 72 * plt.gcf().get_figwidth()
+    plt.savefig(picture, format="svg")
+    plt.close("all")
+    points = min(100 * float(size) for size in re.findall(r"scale\(([\d.]+) -", picture.getvalue()))
+    if points * WIDTH / width < SMALLEST:
+        raise ValueError(f"{where}: a figure with letters of {points * WIDTH / width:.0f} pixels; expected at least {SMALLEST}")
+    data = base64.b64encode(picture.getvalue().encode()).decode()
+    return f'<img alt="{html.escape(alt)}" data-letters="{points / width:.5f}" src="data:image/svg+xml;base64,{data}">'
 
 
 def execute(code: str, names: dict[str, Any], where: str) -> str:
-    """Run one block; what it printed and its figure, as HTML."""
+    """Run one block; its figure and what it printed, as Markdown."""
     import matplotlib.pyplot as plt
 
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(code, where, "exec"), names)
-    found = listing(printed.getvalue()) if printed.getvalue() else ""
-    if plt.get_fignums():
-        said = ALT.match(code)
-        if said is None:
-            raise ValueError(f"{where}: a figure without a text alternative; expected '# alt: ...' in the block's first line")
-        picture = io.BytesIO()
-        plt.savefig(picture, format="svg")
-        plt.close("all")
-        data = base64.b64encode(picture.getvalue()).decode()
-        found += f'<img alt="{html.escape(said[1])}" src="data:image/svg+xml;base64,{data}">'
-    return f"\n\n{found}\n\n"
+    if not plt.get_fignums():
+        return f"\n\n{printed.getvalue()}\n\n"
+    said = ALT.match(code)
+    if said is None:
+        raise ValueError(f"{where}: a figure without a text alternative; expected '# alt: ...' in the block's first line")
+    return f"\n\n{figure(said[1], where)}\n\n{printed.getvalue()}\n\n"
 
 
-def render(deck: Deck) -> str:
-    """The deck as one HTML page; its code runs."""
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Figures in letters of one size, legible from the last row, and in the colours of the library's plots."""
     import matplotlib as mpl
+    from matplotlib.font_manager import font_scalings
+
+    from refsgd.display.plots.colors import PALETTE
 
     mpl.use("Agg")
-    mpl.rcParams.update({"font.size": 13, "figure.figsize": (10, 4.1), "figure.constrained_layout.use": True,
-                         "svg.hashsalt": "refsgd", "axes.spines.top": False, "axes.spines.right": False})
-    names: dict[str, Any] = {"__name__": "deck"}
+    relative = dict.fromkeys(("xx-small", "x-small", "small"), 1.0)
+    with mock.patch.dict(font_scalings, relative), mpl.rc_context({
+            "font.size": 14, "axes.titlesize": 14, "figure.figsize": (10, 4.2),
+            "figure.constrained_layout.use": True, "svg.hashsalt": "refsgd", "axes.spines.top": False,
+            "axes.spines.right": False, "axes.prop_cycle": mpl.cycler(color=PALETTE[1:]), "lines.linewidth": 2.2,
+            "legend.frameon": False}):
+        yield
+
+
+@style()
+def render(deck: Deck) -> str:
+    """The deck as one HTML page; its code runs."""
+    from docs._ext.node_drawing import drawn, sketch
+
+    names: dict[str, Any] = {"__name__": "deck", "table": table, "source": source, "drawn": drawn, "sketch": sketch}
     sections = []
     for number, slide in enumerate(deck.slides, 1):
-        body, end = "", 0
+        body, end, where = "", 0, f"{deck.name}, slide {number}"
         for block in CODE.finditer(slide.body):
-            body += slide.body[end:block.start()] + execute(block[1], names, f"{deck.name}, slide {number}")
+            body += slide.body[end:block.start()] + execute(block[1], names, where)
             end = block.end()
-        body = markdown(body + slide.body[end:])
+        body = legible(markdown(body + slide.body[end:]), where)
         level = "h1" if number == 1 else "h2"
         sections.append(f'<section id="s{number}"><div class="slide"><{level}>{markdown(slide.title)[3:-5]}</{level}>\n{body}'
                         f'<footer>{html.escape(deck.slides[0].title)} · {number}/{len(deck.slides)}</footer></div>\n'

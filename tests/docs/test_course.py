@@ -97,14 +97,30 @@ def test_there_are_six_decks_and_their_table_names_them():
     assert rows == [path.stem[0] for path in SOURCES]
 
 
+def slide(*code):
+    """The source of a slide with one block that is executed."""
+    return "\n".join(["# T", "", "```python", *code, "```", "", "Notes: n"])
+
+
 @pytest.mark.parametrize(("text", "said"), [
     ("text\n", "a slide begins with 'text'"),
-    ("# T\n\n```python\nimport matplotlib.pyplot as plt\nplt.subplots()\n```\n\nNotes: n", "without a text alternative"),
+    (slide("import matplotlib.pyplot as plt", "plt.subplots()"), "without a text alternative"),
+    (slide("# alt: a", "import matplotlib.pyplot as plt", "plt.subplots()[1].set_title('t', fontsize=8)"), "letters of 13 pixels; expected at least 20"),
+    (slide(r"print('```\n' + 13 * 'x = 1\n' + '```')"), "13 lines of code, up to 5 characters wide; expected at most 12 lines of 93"),
+    (slide("print('    ' + 30 * 'w = 1')"), "1 lines of code, up to 150 characters wide"),
 ])
 def test_a_deck_with_a_flaw_is_refused(tmp_path, text, said):
+    pytest.importorskip("mdit_py_plugins", reason="slides are Markdown with formulas: pip install '.[docs]'")
     (tmp_path / "0-deck.md").write_text(text)
     with pytest.raises(ValueError, match=said):
         DECKS.render(DECKS.parse(tmp_path / "0-deck.md"))
+
+
+def test_letters_of_the_template_can_be_read_from_the_last_row():
+    """At 1280 pixels one unit is 12.8 pixels; a line of code as wide as is allowed fits between the margins."""
+    sizes = [float(units) for units in re.findall(r"font-size: calc\((?:var\(--letters\) \* )?([\d.]+) \* var\(--u\)\)", DECKS.TEMPLATE.read_text())]
+    assert len(sizes) >= 5 and min(sizes) * 12.8 >= DECKS.SMALLEST
+    assert DECKS.COLUMNS * 0.602 * 1.57 + 2 * 0.9 <= 90 == DECKS.WIDTH / 12.8
 
 
 @pytest.fixture(scope="module", params=mostly_long(SOURCES, *SOURCES[:2]), ids=lambda p: p.stem)
@@ -135,6 +151,21 @@ return [...document.querySelectorAll(".slide")].filter((slide) => {
 """
 
 
+#: texts, and figures with texts, that are too small to be read from the last row
+TOO_SMALL = """
+const found = [];
+for (const slide of document.querySelectorAll(".slide")) {
+  for (const img of slide.querySelectorAll("img")) if (img.dataset.letters * img.getBoundingClientRect().width < 20) found.push(img.alt);
+  const texts = document.createTreeWalker(slide, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const e = texts.currentNode.parentElement, scale = e.closest("svg") ? e.getScreenCTM().a : 1;
+    if (texts.currentNode.data.trim() && parseFloat(getComputedStyle(e).fontSize) * scale < 20) found.push(texts.currentNode.data);
+  }
+}
+return found;
+"""
+
+
 @pytest.mark.slow
 def test_slides_fit_their_frame_and_a_phone(built):
     webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
@@ -150,9 +181,11 @@ def test_slides_fit_their_frame_and_a_phone(built):
             browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", dict(width=width, height=height, deviceScaleFactor=1, mobile=width < 700))
             browser.get(built[1][0].as_uri())
             assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-            assert width < 700 or browser.execute_script(TOO_LARGE) == []
+            assert width < 700 or browser.execute_script(TOO_LARGE) == browser.execute_script(TOO_SMALL) == []
             browser.execute_script("document.querySelector('h2').style.fontSize = '200px'")
             assert width < 700 or len(browser.execute_script(TOO_LARGE)) == 1  # the check notices what is too large
+            browser.execute_script("document.querySelector('footer').style.fontSize = '19px'; document.querySelector('img').style.width = '80%'")
+            assert width < 700 or len(browser.execute_script(TOO_SMALL)) == 2  # and what is too small
     finally:
         browser.quit()
 
