@@ -20,7 +20,7 @@ MACHINE = Machine(compute="exponential(0.05)", latency=1e-4, bandwidth=125e6)  #
 STEPS, WORKERS, NET = 20, 4, "shapes:1000000"
 BLUE, GREY = "#0072b2", "#505050"  #: workers, in Okabe and Ito's palette, and all others
 SHARED = "shared memory"
-LETTER, HEIGHT, GAP = 14, 30, 40  #: of the text, of a node, and between nodes of a row, in pixels
+LETTER, HEIGHT, GAP = 14, 30, (16, 36)  #: of the text, of a node, and between nodes in two rows or in one, in pixels
 
 
 def watched(name: str, problem: Problem | None = None, **options: Any) -> tuple[Experiment, Trace]:
@@ -52,7 +52,7 @@ def sketch(workers: Sequence[str], pairs: Collection[tuple[str, str]], label: st
     has only its number.
     """
     name = {node: node.lstrip("abcdefghijklmnopqrstuvwxyz") if short and node in workers else
-            node.rstrip("0") if short else node for node in (*others, *workers)}
+            node.rstrip("0") if short and len(others) == 1 else node for node in (*others, *workers)}
     wide = {node: max(34, 9 * len(text) + 14) for node, text in name.items()}
     at, width, height = places(workers, others, wide)
     lines, boxes = [], []
@@ -84,9 +84,11 @@ def places(workers: Sequence[str], others: Sequence[str],
         left, top = min(x for x, _ in found.values()) - box / 2 - 4, min(y for _, y in found.values()) - margin
         right, bottom = max(x for x, _ in found.values()) + box / 2 + 4, max(y for _, y in found.values()) + margin
         return {node: (x - left, y - top) for node, (x, y) in found.items()}, right - left, bottom - top
-    rows = [(others, margin), (workers, margin + 100 * bool(others))]
-    width = max(len(row) * (max(wide[node] for node in row) + GAP) for row, _ in rows if row)
-    return {node: (width * (i + 0.5) / len(row), y) for row, y in rows for i, node in enumerate(row)}, width, rows[1][1] + margin
+    rows = {margin: others, margin + 100 * bool(others): workers}
+    pitch = {y: max(wide[node] for node in row) + GAP[not others] for y, row in rows.items()}
+    width = max(len(row) * pitch[y] for y, row in rows.items()) - GAP[not others] + 8
+    return ({node: (width / 2 + (i - (len(row) - 1) / 2) * pitch[y], y) for y, row in rows.items() for i, node in enumerate(row)},
+            width, max(rows) + margin)
 
 
 def edge(a: tuple[float, float], b: tuple[float, float], wide: float) -> tuple[float, float]:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 import experiments  # noqa: E402
 from algorithm_index import table  # noqa: E402
+from node_drawing import drawn, sketch  # noqa: E402
 
 FOLDER = ROOT / "docs" / "algorithms"
 PAGES = {page.stem: page.read_text() for page in sorted(FOLDER.glob("*.md")) if page.stem != "index"}
@@ -35,6 +36,22 @@ def directives(text, name):
         lines = body.splitlines()
         indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
         yield argument, "\n".join(line[indent:] for line in lines if not re.match(r" *:[a-z]+:", line)) + "\n"
+
+
+@pytest.mark.parametrize(("name", "options", "lines", "tips"), [
+    ("bsp", {}, 4, 8), ("allreduce", {}, 4, 4), ("gosgd", {"p": 1}, 6, 12), ("gpipe", {}, 3, 6), ("hogwild", {}, 4, 8)])
+def test_a_drawing_has_an_arrow_for_each_pair_that_exchanges_messages(name, options, lines, tips):
+    svg = drawn(name, "a label", **options)
+    assert (svg.count("<line "), svg.count("url(#tip)")) == (lines, tips) and 'aria-label="a label"' in svg
+    assert re.findall(r">(\d)</text>", drawn(name, "", short=True, **options)) == list("0123")
+
+
+def test_no_node_of_a_drawing_covers_another_or_sticks_out():
+    for svg in (sketch([f"peer{i}" for i in range(n)], {}, "") for n in (1, 2, 3, 4, 8, 12)):
+        width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
+        boxes = [tuple(map(float, box)) for box in re.findall(r'<rect x="(-?\d+)" y="(-?\d+)" width="(\d+)" height="(\d+)"', svg)]
+        assert all(min(x, y) >= 0 and x + w <= width and y + h <= height for x, y, w, h in boxes)
+        assert not [1 for i, (x, y, w, h) in enumerate(boxes) for a, b, _, _ in boxes[:i] if abs(x - a) < w and abs(y - b) < h]
 
 
 CHANGES = [(page, module, body) for page, text in PAGES.items()
