@@ -64,7 +64,7 @@ def k_async(c: Setting) -> Figures:
     out = _waiting(c, (mean_of_order(c.times, size), size)).without(PUSHES, "staleness_max")
     left = asp_run(c.times, c.steps).value / (n - 1)  # of ages, at the end
     out["staleness_mean"] = approximation(
-        left * (n - size) / size, "updates", "(n - K)/K, as each update makes n - K reads older, less the end",
+        left * (n - size) / size, "updates", "(n - K)/K: an update makes n - K reads older; less the end",
         DUTTA)
     return out
 

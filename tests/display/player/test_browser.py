@@ -256,7 +256,7 @@ def test_it_jumps_to_updates_waits_and_clicked_events(browser, tmp_path, ssp):
 def front():
     """The player of the documentation's first page."""
     page = (Path(__file__).parents[3] / "docs" / "index.md").read_text()
-    cell = re.search(r"```{code-cell} ipython3\n:tags: \[player\]\n(.*?)```", page, re.S).group(1)
+    cell = re.search(r"```{code-cell} ipython3\n---\ntags: \[player, hide-input\]\n.*?---\n(.*?)```", page, re.S).group(1)
     *setup, shown = ast.parse(cell).body
     names = {}
     exec(compile(ast.Module(setup, []), "index.md", "exec"), names)
