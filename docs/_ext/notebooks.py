@@ -41,8 +41,7 @@ def homework(sheet: str, skeleton: str) -> str:
     """A homework as a notebook: the sheet, a cell that writes the file, and one for each command of the sheet."""
     cells = [v4.new_markdown_cell(sheet.strip()), v4.new_code_cell(INSTALL),
              v4.new_code_cell(f"%%writefile homework.py\n{skeleton.strip()}")]
-    commands = COMMAND.findall(sheet) or ["refsgd check homework.py:homework"] * ("def homework(problem" in skeleton)
-    cells += [v4.new_code_cell(f"!{command}") for command in dict.fromkeys(commands)]
+    cells += [v4.new_code_cell(f"!{command}") for command in dict.fromkeys(COMMAND.findall(sheet))]
     return written(v4.new_notebook(cells=cells))
 
 

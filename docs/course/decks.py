@@ -185,18 +185,23 @@ def chromium() -> str | None:
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
+def printed(page: Path) -> list[Path]:
+    """Print a page where there is a Chromium; returns its PDF, if any."""
+    browser = chromium()
+    if browser is None:
+        return []
+    pdf = page.with_suffix(".pdf")
+    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--print-to-pdf={pdf}",
+                    page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
+    return [pdf]
+
+
 def build(path: Path, out: Path) -> list[Path]:
     """Write a deck's HTML and, where there is a Chromium, its PDF; returns the files."""
     out.mkdir(parents=True, exist_ok=True)
     page = out / f"{path.stem}.html"
     page.write_text(render(parse(path)), encoding="utf-8")
-    browser = chromium()
-    if browser is None:
-        return [page]
-    pdf = page.with_suffix(".pdf")
-    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--print-to-pdf={pdf}",
-                    page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
-    return [page, pdf]
+    return [page, *printed(page)]
 
 
 def main(arguments: list[str]) -> None:

@@ -1,15 +1,19 @@
 """The course kit: its links lead somewhere, its guide covers the course, and its commands do what it says."""
 
+import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import refsgd
 from tests.docs.test_words import EVERYWHERE, found
 from tests.marks import mostly_long
 
@@ -190,6 +194,77 @@ def test_slides_fit_their_frame_and_a_phone(built):
         browser.quit()
 
 
+HANDOUT, SUBMIT = loaded("handout"), loaded("submit")
+FOLDERS = [COURSE / "homework" / name for name in HOMEWORK]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+def test_a_handout_has_what_students_need_and_no_answer(folder):
+    text, made = HANDOUT.render(folder), HANDOUT.read(folder)
+    said = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", text))
+    assert "{{" not in text and not re.search(r'(?:src|href)="', text)
+    for needed in (made.title, made.time, "Due", "python submit.py", *made.commands):
+        assert needed in said, needed
+    assert f"{sum(points for points, _ in made.points)} points" in said and len(made.points) >= 3
+    answers = re.findall(r"^\| \d+ \| question [^|]+\| (.{20})", (folder / "rubric.md").read_text(), re.M)
+    assert len(answers) == len(made.points) - 1 and not [answer for answer in answers if answer in said]
+    assert found(said, EVERYWHERE) == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda p: p.name)
+def test_the_script_of_a_homework_asks_for_what_is_graded(folder, tmp_path, monkeypatch):
+    """The solution has all names, and is packed; for homework A the script is the one of the repository."""
+    namespace = {"__name__": "submit"}
+    exec(HANDOUT.submission(folder), namespace)
+    assert namespace["CHECK"] == SUBMIT.CHECK * (folder.name == "A-ssp") and namespace["VERSION"] == refsgd.__version__
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(folder / "solution.py", "homework.py")
+    assert namespace["source"]() == (folder / "solution.py").read_bytes() and namespace["NAMES"]
+    if not namespace["CHECK"]:
+        namespace["main"](["--name", "Ada", "--id", "17"])
+        assert zipfile.is_zipfile("submission.zip")
+
+
+def test_a_homework_is_packed_with_the_points_that_the_grader_gives(tmp_path):
+    assert HANDOUT.submission(FOLDERS[0]) == HANDOUT.SUBMIT.read_text()
+    shutil.copy(FOLDERS[0] / "solution.py", tmp_path / "homework.py")
+    (tmp_path / "answers.txt").write_text("Several.\n")
+    done = subprocess.run([sys.executable, HANDOUT.SUBMIT], input="Ada\n17\n", cwd=tmp_path, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.stdout.endswith("Upload submission.zip of Ada (17): 20 of 20 points.\n"), done.stdout + done.stderr
+    with zipfile.ZipFile(tmp_path / "submission.zip") as packed:
+        about = json.loads(packed.read("submission.json"))
+        assert about["sha256"] == hashlib.sha256(packed.read("homework.py")).hexdigest()
+        assert (about["name"], about["id"], about["seen"]) == ("Ada", "17", "20 of 20 points") and "answers.txt" in packed.namelist()
+
+
+@pytest.mark.parametrize(("name", "text", "version", "said"), [
+    ("skeleton.py", "", None, "there is no homework.py"),
+    ("homework.py", "def homework(:", None, "cannot be imported: SyntaxError"),
+    ("homework.py", "import numpyy", None, "cannot be imported: ModuleNotFoundError"),
+    ("homework.py", "exit()", None, "cannot be imported: SystemExit"),
+    ("homework.py", "def server(): pass", None, "does not define homework"),
+    ("homework.py", "homework = 1", "9.9", "the homework is graded with 9.9"),
+    ("homework.py", "from refsgd.algorithms.server.ssp import ssp as homework", None, "it gets no points: homework.py:1 imports"),
+])
+def test_a_file_that_cannot_be_graded_is_not_packed(name, text, version, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SUBMIT, "VERSION", version or refsgd.__version__)
+    Path(name).write_text(text)
+    Path("submission.zip").write_text("of an earlier file")
+    with pytest.raises(SystemExit, match=said):
+        SUBMIT.main(["--name", "Ada", "--id", "17"])
+    assert not Path("submission.zip").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DECKS.chromium(), reason="no Chromium")
+def test_a_handout_is_one_or_two_pages(tmp_path):
+    files = HANDOUT.build(max(FOLDERS, key=lambda folder: len((folder / "README.md").read_text())), tmp_path)
+    assert [path.name for path in files] == ["handout.pdf", "handout.html", "submit.py", "skeleton.py"]
+    assert len(re.findall(rb"/Type\s*/Page\b", files[0].read_bytes())) <= 2
+
+
 def exam():
     """The text of the questions and of the answers by number, and the functions that compute their numbers."""
     questions = dict(re.findall(r"^\*\*(\d+)\.\*\* (.*)$", (COURSE / "exam.md").read_text(), re.M))
@@ -220,7 +295,8 @@ def test_homework_a_is_set_up_with_the_commands_as_printed(tmp_path):
     blocks = re.findall(r"^```bash\n(.*?)^```", section, re.M | re.S)
     printed = re.search(r"^```text\n(.*?)^```", section, re.M | re.S)[1]
     assert "pip install" in blocks[0] and len(blocks) == 6
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    for name in ("docs", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
     done = subprocess.run(["bash", "-euc", "\n".join(blocks[1:])], cwd=tmp_path, capture_output=True, text=True,
                           env=os.environ | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0 and done.stdout.endswith(printed), done.stdout + done.stderr

@@ -4,7 +4,7 @@ In each round every living worker sends its replica, and the server answers with
 and centre then move towards each other::
 
     x_i    = x_i    - alpha (x_i - centre)
-    centre = centre + alpha sum_i (x_i - centre)         # over the replicas of this round, in worker order
+    centre = centre + alpha sum_i (x_i - centre)  # replicas of this round, in worker order
 
 where alpha = beta / (number of replicas in this round).  A worker may die at any moment: `Died` names it, and
 no message from it follows.  A replica that has arrived counts.  When all workers are dead, the server returns
