@@ -451,11 +451,12 @@ function play(on) {
 }
 
 const jump = (list) => { const i = before(list, position); go(i + 1 < list.length ? list[i + 1] : last); };
-/** Go to the next worker that is held back, after the last one to the first; say so if there is none. */
+/** Go to the next worker that is held back, after the last one to the first; say so, also if there is none. */
 function nextWait() {
-  const stops = run.stops.map(first), next = stops[before(stops, position) + 1] ?? stops[0];
-  if (next === undefined) byId("now").innerHTML = "In these events no worker is held back: every wait is for a message on the wire or for a computation.";
-  else go(next);
+  const stops = run.stops.map(first), next = before(stops, position) + 1, note = byId("now");
+  if (stops.length) go(stops[next] ?? stops[0]);
+  if (!stops.length) note.innerHTML = "In these events no worker is held back: every wait is for a message on the wire or for a computation.";
+  else if (next === stops.length) note.innerHTML = `<span class="at">from the start again:</span> ${note.innerHTML}`;
 }
 
 const acts = {
@@ -485,11 +486,6 @@ document.addEventListener("keydown", (e) => {
   else return;
   e.preventDefault();
 });
-
-/** Only the page that was clicked last receives keys: an embedded player says so until it is clicked. */
-function sayWhereKeysGo() { byId("click").hidden = window.parent === window || document.hasFocus(); }
-for (const change of ["focus", "blur"]) window.addEventListener(change, sayWhereKeysGo);
-sayWhereKeysGo();
 
 let resized = null;
 window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => { drawDiagram(); fitListing(); go(position); }, 120); });

@@ -296,9 +296,11 @@ def test_next_wait_begins_again_after_the_last_one(browser, tmp_path, ssp):
     browser.find_element("id", "end").click()
     browser.find_element("id", "wait").click()
     again = at(browser)
+    assert browser.find_element("id", "now").text.startswith("from the start again:")
     browser.find_element("id", "start").click()
     browser.find_element("id", "wait").click()
     assert at(browser) == again < len(ssp.trace.events)
+    assert browser.find_element("id", "now").text.startswith(f"event {again} of")
 
 
 def test_where_nobody_is_held_back_next_wait_says_so(browser, tmp_path):
@@ -307,22 +309,24 @@ def test_where_nobody_is_held_back_next_wait_says_so(browser, tmp_path):
     assert at(browser) == 0 and "no worker is held back" in browser.find_element("id", "now").text
 
 
+VISIBLE = "return document.getElementById('click').checkVisibility()"
+
+
 def test_an_embedded_player_says_how_its_keys_work(browser, tmp_path, front):
-    visible = "return document.getElementById('click').checkVisibility()"
     show(browser, tmp_path,
          f"<!doctype html><title>docs</title><body><button>of the page</button>{front._repr_html_()}</body>")
     browser.find_element("tag name", "button").click()
     browser.switch_to.frame(browser.find_element("tag name", "iframe"))
-    assert browser.execute_script(visible)
+    assert browser.execute_script(VISIBLE)
     press(browser, "w")
     assert at(browser) == 0
     browser.find_element("id", "now").click()
-    assert not browser.execute_script(visible)
+    assert not browser.execute_script(VISIBLE)
     press(browser, "w")
     assert at(browser) > 0
     browser.switch_to.default_content()
     show(browser, tmp_path, front.html)
-    assert not browser.execute_script(visible)
+    assert not browser.execute_script(VISIBLE)
 
 
 def test_it_works_by_keyboard_alone(browser, tmp_path, ssp):

@@ -1,6 +1,7 @@
 """The scheduler's page in a real browser: moves, goals, keys, a phone, dark mode, the text for ShiViz."""
 # ruff: noqa: F811  (a fixture of the step player's tests)
 
+import html
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from tests.display.player.test_scheduler import LARGE, QUICK, case, holds, polit
 from tests.marks import mostly_long
 
 pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
-from tests.display.player.test_browser import CONTRAST, browser, press, pytestmark, show  # noqa: F401
+from tests.display.player.test_browser import CONTRAST, VISIBLE, browser, press, pytestmark, show  # noqa: F401
 
 HOME = "\ue011"  # the key, as selenium names it
 WAIT = "#goals button[data-goal='1']"
@@ -49,6 +50,18 @@ def test_moves_are_buttons_and_keys_and_come_back(browser, tmp_path, ssp):
     assert asked(browser, "path()") == [1] and browser.execute_script(seen) == after
     press(browser, Keys.HOME, "2", "9")  # there is no ninth move
     assert asked(browser, "path()") == [1] and browser.get_log("browser") == []
+
+
+def test_an_embedded_scheduler_says_how_its_keys_work(browser, tmp_path, ssp):
+    show(browser, tmp_path, f'<!doctype html><title>docs</title><body><button>of the page</button><iframe width="900" height="700" srcdoc="{html.escape(ssp)}"></iframe>')
+    browser.find_element("tag name", "button").click()
+    browser.switch_to.frame(browser.find_element("tag name", "iframe"))
+    assert browser.execute_script(VISIBLE)
+    browser.find_element("id", "now").click()
+    assert not browser.execute_script(VISIBLE)
+    press(browser, "1")
+    assert asked(browser, "path()") == [0]
+    browser.switch_to.default_content()
 
 
 def test_a_goal_is_reached_with_help_and_named(browser, tmp_path, ssp):
