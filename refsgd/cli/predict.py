@@ -66,7 +66,8 @@ def do(args: argparse.Namespace) -> None:
     text = {**{name: p.to_json() for name, p in predictions.items()}, "absent": predictions.missing}
 
     def talk() -> None:
-        tell(f"{experiment.name} on: {experiment.machine}", 2)
+        own = ", ".join(f"{name} {value}" for name, value in experiment.own.items() if value is not None)
+        tell(f"{experiment.name}{own and f' ({own})'} on: {experiment.machine}", 2)
         tell(_trained(experiment.problem.describe), 2)
         print("\n".join(prediction_lines(predictions, predictions.missing, width() or PIPE)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from textwrap import wrap
@@ -38,6 +39,16 @@ EXPLAINED = {"residual": "Δ time", "staleness_mean": "staleness", "idle_ratio":
 ROLES = ("memory_worker", "memory_server", "memory_stage")  #: whose fullest node's memory is predicted
 #: no ranking if the processes' time differs from the simulated time by a larger share
 OFF = 0.25
+#: what the letters of formulas mean, by a pattern of the formulas that have them
+SYMBOLS = {
+    r"\bn\b(?! steps)": "n workers", r"\bT\b|T_": "T a gradient", r"\bu\b": "u an update",
+    r"\bM\b(?!_)": "M bytes of parameters", r"/K": "K servers", r"\bK - ": "K stages", r"\bw\b": "w = M beta",
+    r"\bw\b|beta(?!')": "beta = 1/bandwidth", r"alpha(?!')": "alpha = latency",
+    r"alpha'": "alpha', beta' inside a host", r"gamma": "gamma = the reduction of a byte",
+    r"\bm beta": "m bytes of a chunk", r"\(m-1\)": "m hosts", r"\bg\b": "g ranks of a host",
+    r"\bq\b": "q = 2^floor(log2 n)", r"\bf\b": "f = 1 if n > q, else 0", r"(\d|-|: )s\b": "s the slack",
+    r"\bH\b": "H the period", r"\bb\b": "b images of a batch",
+}
 SIGN = {"exact": "", "numerical": "", "simulated": "", "approximation": "~", "lower": "≥", "upper": "≤"}
 
 
@@ -178,7 +189,7 @@ def comparison_table(comparison: Comparison, width: int = 120) -> Table:
 
 def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] | None = None,
                      width: int = 120) -> list[str]:
-    """Each metric with its value, kind, terms and formula, then the reasons why others are missing."""
+    """Each metric with its value, kind, terms and formula; why others are missing; the symbols."""
     def indented(head: str, text: str) -> list[str]:
         return wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head),
                     break_long_words=False, break_on_hyphens=False)
@@ -195,7 +206,9 @@ def prediction_lines(predictions: Mapping[str, Any], absent: Mapping[str, str] |
         out += [*indented("  terms    ", "; ".join(terms)), *indented("  formula  ", p.formula)]
     for key, reason in (absent or {}).items():
         out += indented(f"{key:{name}}", f"none: {reason}")
-    return out
+    formulas = " | ".join(p.formula for p in predictions.values() if p.kind != "simulated")
+    found = [meaning for pattern, meaning in SYMBOLS.items() if re.search(pattern, formulas)]
+    return out + indented("symbols  ", "; ".join(found)) * bool(found)
 
 
 def sweep_table(found: Sweep, width: int = 120) -> Table:

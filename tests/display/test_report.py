@@ -181,6 +181,7 @@ def test_predictions_fit_and_break_no_word(name, width):
         assert [line for line in lines if line.startswith(key + " ")], key
         assert set(p.formula.split()) <= set(" ".join(lines).split())
     assert [line for line in lines if line.startswith("bytes_sent ") and " bytes" in line]
+    assert ("; s the slack" in " ".join(lines)) == (name == "ssp")
     if name == "approximate":
         assert [line for line in lines
                 if re.match(r"seconds_per_iteration +≥[\d.]+ ± [\de.-]+ s  \(lower bound\)", line)]
