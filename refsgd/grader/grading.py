@@ -21,7 +21,7 @@ from refsgd.testing.findings import with_cause
 
 GENERAL = ("file", "lint", "deployment", "sizes", "determinism", "gradients", "fixed point", "descent",
            "all schedules")
-LONGEST = 160  #: characters of an explanation
+LONGEST = 180  #: characters of an explanation
 DOUBLE = {"all schedules"}  #: general properties with two points, as those of the algorithm have
 
 
@@ -86,7 +86,7 @@ def _kind(text: str) -> str:
 
 
 def _short(sentence: str) -> str:
-    """A sentence of at most 160 characters: without its last parts, or cut."""
+    """A sentence of at most LONGEST characters: without its last parts, or cut."""
     while len(sentence) > LONGEST and "; " in sentence:
         sentence = sentence.rpartition("; ")[0]
     return sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST - 4]} ..."

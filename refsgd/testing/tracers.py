@@ -231,13 +231,15 @@ def progress(deploy: Deploy, slow: int, workers: int, steps: int, **options: Any
 
 def ahead(found: list[list[int]], least: list[list[int]], most: list[list[int]], slow: int,
           said: str) -> None:
-    """Compare the progress of fast workers with what is allowed."""
+    """Compare the progress of fast workers with what is allowed; options of `run` say on which machine."""
     none: list[int] = []
+    speeds = ["0.001" if w == slow else "1" for w in range(len(most[0]) + 1)]
+    where = f"with --workers {len(speeds)} --steps {len(most)} --compute 1 --speeds {','.join(speeds)}"
     for k, (have, low, high) in enumerate(itertools.zip_longest(found, least, most, fillvalue=none)):
         if len(have) != len(low) or any(not a <= h <= b for h, a, b in zip(have, low, high)):
             expected = f"{low}" if low == high else f"{low} to {high}"
-            raise Misread(f"when worker {slow}, 1000 times slower, ends its gradient {k}, the others have "
-                          f"begun {have} gradients; expected {expected}{said}")
+            raise Misread(f"{where}: when worker {slow} ends gradient {k}, the others have begun {have}; "
+                          f"expected {expected}{said}")
 
 
 def _waits_no_longer(deploy: Deploy, gates: list[Gate]) -> str:

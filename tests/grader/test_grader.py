@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from refsgd.cli import main
+from refsgd.cli import main, parsed
 from refsgd.runtimes.explorer import World
 from refsgd.testing import check
+from refsgd.testing.tracers import Misread, ahead
 from tests.grader import mistakes, others, unusual
 
 PLAIN = Path(unusual.__file__)
@@ -33,6 +34,13 @@ def test_a_correct_program_in_an_unusual_style_passes(name):
 @pytest.mark.parametrize("name", others.PROGRAMS)
 def test_a_correct_program_of_another_algorithm_passes(name):
     assert failures(getattr(others, name), others.PROGRAMS[name]) == []
+
+
+def test_a_needless_wait_is_explained_by_options_of_a_run():
+    with pytest.raises(Misread, match=r"^with (.*): when worker 1 ends gradient 0, the others have begun \[1, 1\]; expected \[2, 2\]") as refused:
+        ahead([[1, 1]], [[2, 2]], [[2, 2]], 1, "")
+    run = parsed(["run", "ssp", *str(refused.value)[5:].partition(":")[0].split()])
+    assert (run.workers, run.steps, run.speeds) == (3, 1, "1,0.001,1")
 
 
 def steps_of(found):
