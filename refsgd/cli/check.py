@@ -59,19 +59,13 @@ def do(args: argparse.Namespace) -> None:
         ungraded(args)
 
 
-def loaded(args: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The target, and its options that were given."""
-    target = CATALOGUE.get(args.target) or imported(args.target)
-    given = _own(args, args.target, CATALOGUE[args.algorithm] if args.algorithm else target)
-    return target, own_given(given) | exchange_given(given)
-
-
-def _own(args: argparse.Namespace, name: str, function: Any) -> argparse.Namespace:
-    """The options of an algorithm and of an exchange that were given."""
+def _own(args: argparse.Namespace, name: str, function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of an algorithm that were given, and those of an exchange."""
     own = Parser(prog=f"refsgd check {name}")
     of_exchange(own)
     own_options(own, name.removeprefix("--as "), function)
-    return own.parse_args(args.own)
+    found = own.parse_args(args.own)
+    return own_given(found), exchange_given(found)
 
 
 def grade(args: argparse.Namespace) -> None:
@@ -81,16 +75,15 @@ def grade(args: argparse.Namespace) -> None:
 
     if args.algorithm:
         args.algorithm = catalogued(args.algorithm)
-        given = _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm])
-        options_for(args.algorithm, own_given(given))
+        options_for(args.algorithm, _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm])[0])
     check_outputs(args)
     path = args.target.partition(":")[0]
     if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
         raise Usage(f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists")
 
     def options(submission: Any) -> dict[str, Any]:
-        given = _own(args, args.target, CATALOGUE[args.algorithm] if args.algorithm else submission)
-        return own_given(given) | exchange_given(given)
+        own, exchange = _own(args, args.target, CATALOGUE.get(args.algorithm, submission))
+        return own | exchange
 
     found = grading.grade(args.target, args.algorithm, args.forbid or (), args.seconds, options,
                           args.html is not None)
@@ -110,9 +103,9 @@ def ungraded(args: argparse.Namespace) -> None:
         Parser(prog=f"refsgd check {args.target}").parse_args(args.own)
         found = check_codec(target)
     else:
-        target, given = loaded(args)
+        own, exchange = _own(args, args.target, target)
         found = check(args.target if args.target in CATALOGUE else target, processes=not args.no_processes,
-                      **given)
+                      **own, **exchange)
     for finding in found:
         tell(str(finding), 5)
         sys.stdout.flush()

@@ -96,23 +96,15 @@ def _marked(event: Marked) -> str:
     return f"marks {event.name}"
 
 
-def diagram(events: Iterable[Event], nodes: Sequence[str], clocks: bool = False) -> str:
+def diagram(events: Iterable[Event], nodes: Sequence[str]) -> str:
     """Draw one line per event, in its node's column.
 
     >>> print(diagram([Computed(1.0, "peer1", 0, 0.0, "gradient")], ["peer0", "peer1"]))
     peer0 | peer1
           | gradient
     """
-    listed = list(events)
-    cells = [(nodes.index(e.node), words(e)) for e in listed]
+    cells = [(nodes.index(e.node), words(e)) for e in events]
     width = [max([len(n), *(len(w) for k, w in cells if k == i)]) for i, n in enumerate(nodes)]
 
-    def row(column: int, text: str) -> str:
-        return " | ".join((text if i == column else "").ljust(width[i]) for i in range(len(nodes))).rstrip()
-
-    lines = [" | ".join(n.ljust(w) for n, w in zip(nodes, width)).rstrip()]
-    for event, (column, text) in zip(listed, cells):
-        lines.append((f"{event.time:10.6g}  " if clocks else "") + row(column, text))
-    if clocks:
-        lines[0] = " " * 12 + lines[0]
-    return "\n".join(lines)
+    rows = [nodes, *([text if i == column else "" for i in range(len(nodes))] for column, text in cells)]
+    return "\n".join(" | ".join(map(str.ljust, row, width)).rstrip() for row in rows)

@@ -43,11 +43,6 @@ def one_of(*choices: Any) -> Kind:
                 lambda value: isinstance(value, str | None) and value in choices)
 
 
-def or_null(kind: Kind) -> Kind:
-    """A value of a kind, or null."""
-    return Kind(f"{kind.expected}, or null", lambda value: value is None or kind.fits(value))
-
-
 ANY = Kind("anything", lambda value: True)
 TEXT = Kind("text", lambda value: isinstance(value, str))
 OBJECT = Kind("an object", lambda value: isinstance(value, dict))

@@ -116,7 +116,7 @@ def run(result: Result) -> Figure:
     if (crowded := 0.17 * (below.get_ylim()[0] - 15)) > 0:  # many rows of links
         figure.set_figheight(figure.get_figheight() + crowded)
         grid.set_height_ratios([3.2, 3.2 + crowded, 2.5, 2.5][:grid.nrows])
-    figure.suptitle(fill(f"{runs.label_of(result)}: {counted(result.workers, 'worker')}, "
+    figure.suptitle(fill(f"{result.label}: {counted(result.workers, 'worker')}, "
                          f"{result.runtime}; {result.machine}", WIDE), fontsize=10)
     _key(figure, results, causes)
     if watched:

@@ -119,11 +119,6 @@ def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axe
     return with_labels(ax, "seconds", "consensus distance")
 
 
-def label_of(result: Result) -> str:
-    """The algorithm with its options, e.g. ``ssp staleness=3``."""
-    return " ".join([result.algorithm, *(f"{k}={v}" for k, v in result.options.items())])
-
-
 def _predicted(result: Result, figure: str) -> float | None:
     found: Mapping[str, Any] = result.predicted.get(figure, {})
     return found.get("value")
@@ -133,8 +128,8 @@ def throughput_against_workers(results: Iterable[Result], ax: Axes | None = None
     """Images per second against workers: runs as points, formulas as lines, the ideal in grey."""
     ax = axes_or_current(ax)
     results = sorted(results, key=lambda r: r.workers)
-    for i, name in enumerate(dict.fromkeys(map(label_of, results))):
-        mine = [r for r in results if label_of(r) == name]
+    for i, name in enumerate(dict.fromkeys(r.label for r in results)):
+        mine = [r for r in results if r.label == name]
         color = color_of(mine[0].algorithm)
         line = [(r.workers, p) for r in mine if (p := _predicted(r, "images_per_second")) is not None]
         if line:
