@@ -101,7 +101,7 @@ def submission(folder: Path) -> str:
     """The script that packs this homework."""
     made = read(folder)
     said = {"NAMES": made.graded, "CHECK": made.check, "VERSION": refsgd.__version__}
-    return re.sub(r"^(NAMES|CHECK|VERSION) = .*$", lambda line: f"{line[1]} = {json.dumps(said[line[1]])}",
+    return re.sub(r"^(NAMES|CHECK|VERSION) = .*$", lambda line: f"{line[1]} = {json.dumps(said[line[1]], allow_nan=False)}",
                   SUBMIT.read_text(encoding="utf-8"), flags=re.M)
 
 

@@ -82,7 +82,7 @@ def main(arguments=None):
     if not (about["name"] and about["id"]):
         refuse("a name and a student number are needed")
     about["seen"] = points()
-    files = {HOMEWORK.name: text, "submission.json": json.dumps(about, indent=1).encode()}
+    files = {HOMEWORK.name: text, "submission.json": json.dumps(about, indent=1, allow_nan=False).encode()}
     if ANSWERS.is_file() and ANSWERS.read_bytes().strip():
         files[ANSWERS.name] = ANSWERS.read_bytes()
     with zipfile.ZipFile(PACKED, "w", zipfile.ZIP_DEFLATED) as packed:
