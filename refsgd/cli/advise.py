@@ -17,11 +17,10 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from refsgd.cli.options import machine_of, number, of_machine, typed, with_unit
-from refsgd.cli.outputs import deliver, width
+from refsgd.cli.outputs import ADVICE, deliver, lay_out, width
 from refsgd.cli.settings import offer, settings
 from refsgd.cluster.devices import written
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.presets import PRESETS
 from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import as_bytes, bytes_per_second, counted, flops, nbytes, spoken
 from refsgd.experiment.options.problems import check_net, of_sizes, only_sizes
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 MARKS = {"approximation": "~", "bound": "?", "simulated": "*"}
 RACED = "passes", "to target"  #: columns that only a race fills
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-WIDTH = 100  #: columns of the output without a terminal
 
 
 def options(p: argparse.ArgumentParser) -> None:
@@ -68,8 +66,6 @@ def options(p: argparse.ArgumentParser) -> None:
                             "three forward passes")
     where.add_argument("--spread", type=float, default=0.1, metavar="CV",
                        help="coefficient of variation of that time (default 0.1)")
-    where.add_argument("--machine", metavar="FILE|PRESET",
-                       help=f"a machine file, or one of {', '.join(PRESETS)}; the flags below change it")
     of_machine(where)
     _limits(p)
     p.add_argument("--trace", dest="traces", nargs="+", metavar="FILE",
@@ -252,7 +248,6 @@ def _checkpoints(args: argparse.Namespace, parameters: int) -> Prediction:
 def _of_traces(args: argparse.Namespace) -> None:
     """Print what would change the step of a job."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
     from refsgd.experiment.profiles.job import read
@@ -270,15 +265,15 @@ def _of_traces(args: argparse.Namespace) -> None:
         for row in found.rows:
             said = row.assumption + f"; in PyTorch: {row.pytorch}" * bool(row.pytorch)
             table.add_row(row.name, spoken(row.seconds), f"x{row.seconds / base:.2f}", said)
-        print(found.job.summary(), *wrap(found.verdict, width() or WIDTH), sep="\n")
-        Console(width=width() or WIDTH, markup=False).print(table)
+        print(found.job.summary(), *wrap(found.verdict, width() or ADVICE), sep="\n")
+        lay_out(lambda _: table, ADVICE)
 
     deliver([(args.json, found.to_json)], show)
 
 
 def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
     """Print the question, the recommendation, the table and the lists."""
-    wide = width() or WIDTH
+    wide = width() or ADVICE
     why = "" if args.net and args.overlap else "--no-overlap" if args.net else "only --net gives layers"
     overlap = f"Overlap is not applied ({why}): computing and exchange add up." * bool(why)
     saved = "" if found.checkpoints is None else (
@@ -291,7 +286,7 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
     fitting = [s for s in found.strategies if not s.rejected]
     findings = list(dict.fromkeys(e for s in fitting for e in s.candidate.evidence))
     if found.baseline is not None:
-        spared = _table(fitting, found.baseline, [e.says for e in findings], wide, args.tokens)
+        spared = _table(fitting, found.baseline, [e.says for e in findings], args.tokens)
         _list("How to read it", _legend(fitting, args, found.baseline.name, spared), wide)
     for title, lines in {
         "What does not fit": [f"{s.name}: {s.rejected}" for s in found.strategies if s.rejected],
@@ -307,14 +302,11 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
         _list(title, lines, wide)
 
 
-def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], wide: int,
-           tokens: int) -> list[str]:
+def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], tokens: int) -> list[str]:
     """Print a section for each kind, variants below their strategy; returns the heads of omitted columns.
 
     What passes in a second is counted in `tokens` where an image has some.
     """
-    from rich.console import Console
-
     from refsgd.display.tables import Column, fitted
     from refsgd.experiment.advice.candidates import KINDS
 
@@ -353,8 +345,7 @@ def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[st
     raced = any(not isnan(s.passes) for s in strategies)
     columns = [Column(head, list(own), rank, head not in ("strategy", "waits for", "see"))
                for (head, rank), own in zip(heads, zip(*rows)) if raced or head not in RACED]
-    table = fitted(columns, wide)
-    Console(width=wide, markup=False, highlight=False).print(table)
+    table = lay_out(lambda wide: fitted(columns, wide), ADVICE)
     return [c.head for c in columns if c.head not in {shown.header for shown in table.columns}]
 
 
@@ -423,7 +414,7 @@ def _list(title: str, lines: Sequence[str] | Iterator[str], wide: int) -> None:
         print("\n".join("  " + part for part in folded))
 
 
-def broken(command: str, width: int = WIDTH - 8) -> list[str]:
+def broken(command: str, width: int = ADVICE - 8) -> list[str]:
     """A command as indented lines, joined by backslashes."""
     lines = [" "]
     for word in re.split(r" (?=--)", command):

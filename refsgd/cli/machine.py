@@ -25,7 +25,7 @@ def options(p: argparse.ArgumentParser) -> None:
     where = p.add_argument_group("machine")
     where.add_argument("--workers", type=int, metavar="N", help="default: enough to fill its hosts, or 4")
     where.add_argument("--servers", type=int, metavar="K", help="default: those that the machine lists, or 1")
-    of_machine(where)
+    of_machine(where, named=False)
     where.add_argument("--latencies", metavar="FILE",
                        help="a table of the latencies between hosts, as CSV with a line for each host: hosts "
                             "that are close become groups, with the table's medians as latencies")

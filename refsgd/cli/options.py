@@ -115,9 +115,6 @@ def common(parser: argparse.ArgumentParser, runtime: str, picture: str) -> None:
               optimiser=Literal[tuple(OPTIMISERS)])
     where = parser.add_argument_group("machine", ON_MACHINE)
     add_flags(where, Training, ("workers", "servers"), says)
-    where.add_argument("--machine", metavar="FILE|PRESET",
-                       help=f"a machine file (TOML, JSON), or one of {', '.join(PRESETS)}; the flags "
-                            "below change it")
     of_machine(where)
     of_exchange(parser)
     out = parser.add_argument_group("output")
@@ -169,8 +166,12 @@ def batch(text: str) -> int | str:
     return int(text) if re.fullmatch(r"\s*-?\d+\s*", text) else text
 
 
-def of_machine(where: argparse._ArgumentGroup) -> None:
-    """Add the options for the fields of a machine, most of them as text that `refsgd.cluster.units` reads."""
+def of_machine(where: argparse._ArgumentGroup, named: bool = True) -> None:
+    """Add the options for a machine, unless the command's argument is one, and for its fields, most of them
+    as text that `refsgd.cluster.units` reads."""
+    if named:
+        where.add_argument("--machine", metavar="FILE|PRESET", help="a machine file (TOML, JSON), or one of "
+                           f"{', '.join(PRESETS)}; the flags below change it")
     says = words(Machine.__doc__)
     says["compute"] = f"{says.get('compute', '')}  Distributions: {'; '.join(DISTRIBUTIONS)}."
     add_flags(where, Machine, (name for name in FIELDS if name != "loads"), says, latency=str, bandwidth=str)

@@ -24,8 +24,9 @@ from refsgd.runtimes.processes.system import standard_descriptors
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from rich.table import Table
 
-PIPE = 140  #: columns of a table without a terminal
+PIPE, ADVICE = 140, 100  #: columns of a table without a terminal, and of an advice
 SUMMARY = 11  #: indent of the values in a run's summary
 #: options that name a file to write
 OUTPUTS = ("json", "plot", "save", "trace", "record", "player", "page", "written", "html", "gradescope",
@@ -186,12 +187,14 @@ def tell(text: str, indent: int = 0) -> None:
                                               break_long_words=False, break_on_hyphens=False))
 
 
-def lay_out(table: Callable[[int], Any]) -> None:
-    """Print a table as wide as the terminal; in a notebook, too, as text in its place among the lines."""
+def lay_out(table: Callable[[int], Table], usual: int = PIPE) -> Table:
+    """Print a table as wide as the terminal, and return it; in a notebook, too, as text in its place among
+    the lines."""
     from rich.console import Console
 
-    wide = width() or PIPE
-    Console(width=wide, markup=False, force_jupyter=False).print(table(wide))
+    wide = width() or usual
+    Console(width=wide, markup=False, force_jupyter=False).print(found := table(wide))
+    return found
 
 
 def show(result: Result, args: argparse.Namespace, *more: str) -> None:

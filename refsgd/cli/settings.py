@@ -9,7 +9,7 @@ from math import inf, isfinite, prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from refsgd.cli.outputs import deliver, width
+from refsgd.cli.outputs import ADVICE, deliver, lay_out, width
 from refsgd.cluster.units import counted, flops, spoken
 from refsgd.experiment.prepare import Usage
 from refsgd.experiment.sweep import parse_range
@@ -23,7 +23,6 @@ MOST = 64  #: settings of a search
 LEAST = 10_000  #: events for each
 SHOWN = 6  #: rows of each kind, unless more are best at some price
 QUANTITIES = "workers", "servers", "batch"
-WIDTH = 100  #: columns without a terminal
 
 
 class Offer(NamedTuple):
@@ -126,21 +125,15 @@ def chosen(tried: Sequence[Setting]) -> list[Setting]:
 
 def _show(best: Sequence[Setting], tried: str) -> None:
     """Print the settings, and how to read them."""
-    from rich.console import Console
-
     from refsgd.display.tables import Column, fitted
 
-    wide = width() or WIDTH
     priced, raced = any(s.price for s in best), any(isfinite(s.found.to_target) for s in best)
-    shown: list[Setting | str] = []
-    for kind in dict.fromkeys(s.found.kind for s in best):
-        shown += [] if raced else [f"{kind.title[0].upper()}{kind.title[1:]}"]
-        shown += [s for s in best if s.found.kind is kind] if not raced else []
-    shown = shown or list(best)
+    shown: list[Setting | str] = list(best) if raced else []
+    for kind in () if raced else dict.fromkeys(s.found.kind for s in best):
+        shown += [f"{kind.title[0].upper()}{kind.title[1:]}", *(s for s in best if s.found.kind is kind)]
 
     def column(head: str, write: Callable[[Setting], str], rank: int = 0) -> Column:
-        cells = ["" if isinstance(s, str) else write(s) for s in shown]
-        return Column(head, cells, rank)
+        return Column(head, ["" if isinstance(s, str) else write(s) for s in shown], rank)
 
     names = [s if isinstance(s, str) else ("+ " if s.found.candidate.pytorch else "  ") + s.found.name
              for s in shown]
@@ -152,11 +145,11 @@ def _show(best: Sequence[Setting], tried: str) -> None:
                column("price", lambda s: f"{s.price:.3g}"),
                column("images/s", lambda s: f"{s.found.images_per_second:,.0f}", 2),
                column("eff", lambda s: f"{s.found.efficiency:.0%}", 3)]
-    table = fitted([c for c in columns if any(c.cells) and (priced or c.head != "price")], wide)
-    Console(width=wide, markup=False, highlight=False).print(table)
+    columns = [c for c in columns if any(c.cells) and (priced or c.head != "price")]
+    lay_out(lambda wide: fitted(columns, wide), ADVICE)
     kept = "those that no other beats in both time and price" if priced else f"the {SHOWN} fastest"
     print(*wrap(f"{tried}: {kept}{'' if raced else ', of each kind'}. + PyTorch has it. "
                 + "price: of the time of all workers, and of servers on hosts of their own. " * priced
                 + ("The passes are the race's, with its batches and workers." if raced else
                    "A pass with more images at once, or of another kind, may improve accuracy less: --race "
-                   "ranks by the passes of a race."), wide), sep="\n")
+                   "ranks by the passes of a race."), width() or ADVICE), sep="\n")
