@@ -4,7 +4,7 @@ It shows the programs' source with the current line of each, their local variabl
 space-time diagram, the messages in transit, and how staleness and idle time grow.  The page needs no network
 and no kernel.  Its data come from a trace; the lines and variables come from a bit-identical replay.
 
-The page's behaviour is in ``player.js`` and ``frame.js``, its style in ``player.css``, its skeleton in
+The page's behaviour is in ``player.js`` and ``shared.js``, its style in ``player.css``, its skeleton in
 ``player.html``.
 """
 
@@ -65,7 +65,7 @@ def page(kind: str, name: str, source: str, data: Mapping[str, Any]) -> str:
     values = json_text(data, separators=(",", ":"), ensure_ascii=False)
     parts = {"name": html.escape(name), "source": source, "data": values.replace("<", "\\u003c"),
              "css": "".join(asset(each, f"{each}.css") for each in dict.fromkeys(("player", kind))),
-             "js": asset("player", "frame.js") + asset(kind, f"{kind}.js")}
+             "js": asset("player", "shared.js") + asset(kind, f"{kind}.js")}
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset(kind, f"{kind}.html"))
 
 

@@ -5,7 +5,6 @@
 
 const run = JSON.parse(document.getElementById("run").textContent);
 const last = run.events.length;
-const byId = (id) => document.getElementById(id);
 const calm = window.matchMedia("(prefers-reduced-motion: reduce)").matches;
 let position = 0, timer = null, zoom = 1;
 
@@ -23,18 +22,11 @@ function before(list, k, key) {
 
 const first = (pair) => pair[0];
 const column = (list, k) => { const i = before(list, k, first); return i < 0 ? null : list[i]; };
-const text = (value) => String(value).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" }[c]));
 
 function clock(t) {
   if (run.unit === "steps") return "step " + Math.round(t);
   const span = run.end || 1;
   return span < 2 ? (t * 1e3).toFixed(span < 0.02 ? 3 : span < 0.2 ? 2 : 1) + " ms" : t.toFixed(span < 20 ? 3 : 2) + " s";
-}
-
-function shape(tag, attributes) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const name in attributes) made.setAttribute(name, attributes[name]);
-  return made;
 }
 
 const timeAt = (k) => (k > 0 ? run.times[k - 1] : run.start);
@@ -85,16 +77,11 @@ function drawDiagram() {
   const room = Math.max(240, scroll.clientWidth - 2);
   const width = Math.round(Math.max(room, last * 9) * zoom), span = Math.max(run.end - run.start, 1e-9);
   const x = (t) => 4 + (width - 14) * (Math.min(Math.max(t, run.start), run.end) - run.start) / span;
-  const svg = shape("svg", { width, height, role: "img", "aria-label": `Space-time diagram of ${run.nodes.length} nodes and ${last} events` });
-  const defs = shape("defs", {});
-  defs.innerHTML = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0,1L7,4L0,7z" fill="context-stroke"/></marker>';
-  svg.append(defs);
+  const svg = canvas({ width, height, "aria-label": `Space-time diagram of ${run.nodes.length} nodes and ${last} events` });
   const step = tickStep(span, width / 90);
   for (let t = Math.ceil(run.start / step) * step; t <= run.end + 1e-12; t += step) {
     svg.append(shape("line", { class: "grid", x1: x(t), x2: x(t), y1: 2, y2: height - 18 }));
-    const tick = shape("text", { x: Math.min(x(t), width - 34), y: height - 5, "text-anchor": x(t) < 30 ? "start" : "middle" });
-    tick.textContent = clock(t);
-    svg.append(tick);
+    svg.append(shape("text", { x: Math.min(x(t), width - 34), y: height - 5, "text-anchor": x(t) < 30 ? "start" : "middle" }, clock(t)));
   }
   const boxes = new Map(), bar = (p, a, b, style, k, thin) => {
     const h = tall[p] - (thin ? 18 : 10), box = shape("rect", { x: x(a), y: middle(p) - h / 2, width: Math.max(1, x(b) - x(a)), height: h, class: style, rx: 1.5 });
@@ -107,18 +94,14 @@ function drawDiagram() {
     bar(p, a, b, kindStyle(work, name), k);
     const short = [name, name.replace(/\D/g, "")].find((s) => s && s.length * 5.6 + 4 < x(b) - x(a));
     if (name === work || !short) continue;  // only pieces of a gradient are named
-    const label = shape("text", { class: "piece", x: (x(a) + x(b)) / 2, y: middle(p) + 3, "text-anchor": "middle" });
-    label.textContent = short;
-    svg.append(label);
+    svg.append(shape("text", { class: "piece", x: (x(a) + x(b)) / 2, y: middle(p) + 3, "text-anchor": "middle" }, short));
   }
   const lines = run.messages.map(([from, to, name, sentK, sent, arrival, gotK, got]) => {
     const arrived = arrival !== null && arrival <= run.end ? arrival : got !== null ? got : run.end;
     const y1 = middle(from), y2 = middle(to), way = `M${x(sent)},${y1}L${x(arrived)},${y2}`;
     const line = shape("path", { class: "message", d: way, "marker-end": "url(#tip)" }), hit = shape("path", { class: "hit", d: way });
     hit.dataset.k = gotK > 0 ? gotK : Math.max(1, sentK);
-    const hint = shape("title", {});
-    hint.textContent = `${name}: ${nodeOf(from)} to ${nodeOf(to)}`;
-    hit.append(hint);
+    hit.append(shape("title", {}, `${name}: ${nodeOf(from)} to ${nodeOf(to)}`));
     svg.append(line, hit);
     return { line, way, x1: x(sent), y1, x2: x(arrived), y2 };
   });
@@ -206,7 +189,6 @@ function waitRow(held) {
 
 /** The program that begins to be held back at position k, or null. */
 const stopAt = (k) => { const stop = run.stops.find((s) => s[0] === k); return stop ? stop[1] : null; };
-const idOf = ([file, line]) => `f${file}l${line}`;
 
 function drawMarks(k, now) {
   const wanted = new Map(), stop = stopAt(k);
@@ -350,10 +332,9 @@ function drawMessages(flying, inbox) {
     const m = run.messages[i], body = m[9].replace(/^\w+/, "");
     return `<li>${text(m[2])} ${way(m)} ${m[8] ? `(${m[8]} bytes)` : ""} <span class="body">${text(body)}</span></li>`;
   };
-  const list = (head, items) => `<h4>${head}</h4>` + (items.length ? `<ul>${items.join("")}</ul>` : '<p class="note">none</p>');
   const way = (m) => `<b>${text(nodeOf(m[0]))} → ${text(nodeOf(m[1]))}</b>` + (m[5] === null || m[5] > run.end ? "" : ", arrives " + clock(m[5]));
-  byId("messages").innerHTML = list("under way", flying.map((i) => item(i, way)))
-    + list("in an inbox, not taken yet", inbox.map((i) => item(i, (m) => `at <b>${text(nodeOf(m[1]))}</b> from ${text(nodeOf(m[0]))}`)));
+  byId("messages").innerHTML = listed("under way", flying.map((i) => item(i, way)))
+    + listed("in an inbox, not taken yet", inbox.map((i) => item(i, (m) => `at <b>${text(nodeOf(m[1]))}</b> from ${text(nodeOf(m[0]))}`)));
 }
 
 // -- growing figures -----------------------------------------------------------------------------------------

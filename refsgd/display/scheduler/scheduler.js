@@ -5,8 +5,6 @@
 "use strict";
 
 const graph = JSON.parse(document.getElementById("graph").textContent);
-const byId = (id) => document.getElementById(id);
-const text = (value) => String(value).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" }[c]));
 const say = (number) => graph.texts[number];
 const path = [];  // moves done: [state before, number of the move]
 let undone = [];  // moves taken back, the next one last
@@ -81,21 +79,11 @@ function happened() {
   }));
 }
 
-function shape(tag, attributes, inside) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const name in attributes) made.setAttribute(name, attributes[name]);
-  if (inside) made.append(inside);
-  return made;
-}
-
 function drawDiagram(events) {
   const lane = 30, gap = 20, box = byId("scroll"), height = graph.programs.length * lane + 8;
   const width = Math.max(box.clientWidth - 4, events.length * gap + 60);
   const x = (i) => 16 + i * gap, y = (p) => 18 + p * lane;
-  const svg = shape("svg", { width, height, role: "img", "aria-label": `Space-time diagram of ${events.length} events` });
-  const tip = shape("defs", {});
-  tip.innerHTML = '<marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path d="M0,1L7,4L0,7z" fill="context-stroke"/></marker>';
-  svg.append(tip);
+  const svg = canvas({ width, height, "aria-label": `Space-time diagram of ${events.length} events` });
   graph.programs.forEach((_, p) => svg.append(shape("line", { class: "grid", x1: 0, x2: width, y1: y(p), y2: y(p) })));
   const taken = new Map();
   events.forEach((e, i) => { if (e.kind === 2) taken.set(e.message, i); });
@@ -130,7 +118,6 @@ function shiviz(events) {
 
 // -- the state ---------------------------------------------------------------------------------------------------
 
-const idOf = ([file, line]) => `f${file}l${line}`;
 const marked = new Set();
 const viewsOf = (state) => graph.states[state][0].map((view) => graph.views[view]);
 
@@ -183,7 +170,7 @@ function drawState(before, now) {
       + `<span class="where">${at ? text(graph.files[at[0]].split("/").pop()) + ":" + at[1] : ""}</span><span class="counts">${text(say(counts))}</span></p>`
       + `<p class="says">${text(sentence).replace(/^waits/, "<b>waits</b>")}</p><div class="locals">${local.join("")}</div></div>`;
   }).join("");
-  const list = (head, items) => `<h4>${head}</h4>` + (items.length ? `<ul>${items.map((m) => `<li>${text(say(m))}</li>`).join("")}</ul>` : '<p class="note">none</p>');
+  const list = (head, items) => listed(head, items.map((m) => `<li>${text(say(m))}</li>`));
   byId("messages").innerHTML = list("on the wire", graph.states[here()][1]) + list("in an inbox, not taken yet", graph.states[here()][2]);
 }
 
