@@ -222,14 +222,6 @@ def sweep_table(found: Sweep, width: int = 120) -> Table:
     return fitted(columns, width, title=f"{found.metric} [{found.unit}]")
 
 
-def time_to(result: Result, accuracy: float) -> float | None:
-    """Seconds until the test accuracy first reached a value; None if it never did."""
-    for seconds, _, _, _, reached in result.history:
-        if reached >= accuracy:
-            return float(seconds)
-    return None
-
-
 def sentences(comparison: Comparison) -> list[str]:
     """The results in a few sentences; no ranking if processes are far from their simulation."""
     far = {row.label: off for row in comparison.rows if (off := residual(row, "simulated")) is not None
@@ -264,7 +256,9 @@ def _ranked(seen: Mapping[str, Result]) -> list[str]:
     histories = [r.history for r in seen.values() if r.history and r.accuracy]
     if histories:
         goal = 0.01 * int(100 * min(max(h[4] for h in history) for history in histories))
-        times = {name: t for name, r in seen.items() if r.accuracy and (t := time_to(r, goal)) is not None}
+        # until the test accuracy first reached it
+        times = {name: reached[0] for name, r in seen.items() if r.accuracy
+                 and (reached := [h[0] for h in r.history if h[4] >= goal])}
         first, *others = sorted(times, key=times.__getitem__)
         shown = others if len(others) < 9 else [*others[:3], others[-1]]
         sample = seen[first].problem.get("samples", {}).get("test")

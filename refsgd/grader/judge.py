@@ -184,17 +184,8 @@ def _piece(said: Any) -> Piece | None:
 
 
 class Submission:
-    """A deployment function in a process of its own, with limits.
-
-    Parameters
-    ----------
-    path, function : str
-        The file of the submission, and the name in it.
-    forbidden : sequence of str
-        Modules that it may not use.
-    seconds : float
-        Limit of its processor time, see `refsgd.grader.process`.
-    """
+    """A deployment function of a file in a process of its own, which may use neither the forbidden modules
+    nor more seconds of processor time than `refsgd.grader.process` allows."""
 
     def __init__(self, path: str, function: str, forbidden: Sequence[str], seconds: float) -> None:
         self.path, self._key, self._numbers = path, 0, 0

@@ -34,14 +34,8 @@ class Gone(BaseException):
 
 
 class Process:
-    """A process for a submission.
-
-    Parameters
-    ----------
-    seconds : float
-        Limit of its processor time; on the clock, `PATIENCE` times as much, and `STILL` or as much without
-        any progress.
-    """
+    """A process for a submission, with a limit of `seconds` of processor time; on the clock `PATIENCE` times
+    as much, and `STILL` or as much without any progress."""
 
     def __init__(self, seconds: float) -> None:
         if not can_fork():

@@ -240,36 +240,28 @@ class Graph:
 
     def goals(self) -> list[dict[str, Any]]:
         """What the reader may try to reach, each with its states; none if no schedule reaches it."""
-        states = self.states
+        def goal(text: str, hit: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+            return {"text": text, "states": [i for i, state in enumerate(self.states) if hit(state)]}
 
-        def those(hit: Callable[[dict[str, Any]], Any]) -> list[int]:
-            return [i for i, state in enumerate(states) if hit(state)]
-
-        oldest = max(state["age"] for state in states)
+        oldest = max(state["age"] for state in self.states)
         first = next((n for n in self.nodes if self.trace.is_worker(n)), self.nodes[0])
         p = self.programs.index((first, 0))
         served = self.trace.is_worker(first) and not all(map(self.trace.is_worker, self.nodes))
         wait = "another worker" if served else "another program"
-        other = {"text": "Finish with a result other than A (always choosing 1 gives A)",
-                 "states": those(lambda s: s.get("result", 0) > 0 and not s["dead"])}
-        old = {"text": f"Let a gradient be {counted(max(1, oldest), 'update')} old",
-               "states": those(lambda s: s["age"] >= max(1, oldest))}
-        mortal = [
-            {"text": "Finish the run although a worker has died",
-             "states": those(lambda s: "result" in s and s["dead"])},
-            {"text": "Lose a gradient with the worker that computed it",
-             "states": those(lambda s: s.get("lost"))},
-            {"text": "Block the others by a death",
-             "states": those(lambda s: s.get("deadlock") and s["dead"])}]
-        return [
-            {"text": "Finish the run", "states": those(lambda s: "result" in s)},
-            {"text": f"Make {first} wait for {wait}", "states": those(lambda s: p in s["held"])},
-            *([old] if oldest >= 0 else []),
-            *([other] if other["states"] else []),
-            *(mortal if self.deaths else []),
-            {"text": "Find a deadlock", "states": those(lambda s: s.get("deadlock") and not s["dead"])},
-            {"text": "Break the program: an error, or a gradient lost or applied twice",
-             "states": those(lambda s: s.get("broken"))}]
+        old = goal(f"Let a gradient be {counted(max(1, oldest), 'update')} old",
+                   lambda s: s["age"] >= max(1, oldest))
+        other = goal("Finish with a result other than A (always choosing 1 gives A)",
+                     lambda s: s.get("result", 0) > 0 and not s["dead"])
+        mortal = [goal("Finish the run although a worker has died", lambda s: "result" in s and s["dead"]),
+                  goal("Lose a gradient with the worker that computed it", lambda s: s.get("lost")),
+                  goal("Block the others by a death", lambda s: s.get("deadlock") and s["dead"])]
+        return [goal("Finish the run", lambda s: "result" in s),
+                goal(f"Make {first} wait for {wait}", lambda s: p in s["held"]),
+                *([old] if oldest >= 0 else []), *([other] if other["states"] else []),
+                *(mortal if self.deaths else []),
+                goal("Find a deadlock", lambda s: s.get("deadlock") and not s["dead"]),
+                goal("Break the program: an error, or a gradient lost or applied twice",
+                     lambda s: s.get("broken"))]
 
     def to_json(self) -> dict[str, Any]:
         """All data of the page."""
