@@ -17,10 +17,10 @@ from types import ModuleType
 
 from refsgd._version import __version__
 from refsgd.algorithms import CATALOGUE
-from refsgd.cli.options import Parser, as_meant, every_algorithm, first_line, of_algorithm
+from refsgd.cli.options import Parser, as_meant, first_line, own_options
 from refsgd.cli.outputs import check_outputs, failure, standard_streams
 from refsgd.experiment.computer.limits import check_address_space
-from refsgd.experiment.functions import is_place
+from refsgd.experiment.functions import deployment_function, is_place
 from refsgd.experiment.prepare import Usage
 
 CLOSED_PIPE = 141  #: the exit code after SIGPIPE in a shell, 128 + 13
@@ -73,9 +73,14 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     elif (name := "".join(given[1:2])) in CATALOGUE or is_place(name):
         parser, used = Parser(prog=f"{parser.prog} {name}"), 2
         parser.description = first_line(name) if name in CATALOGUE else None
-        of_algorithm(parser, name, command.options)
-    else:
-        every_algorithm(parser)
+        command.options(parser)
+        own_options(parser, name, deployment_function(name)[1])
+        parser.set_defaults(algorithm=name)
+    else:  # for its help, and for mistakes
+        algorithms = parser.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True,
+                                           description="One of the catalogue, or your own: FILE.py:FUNCTION.")
+        for name in CATALOGUE:
+            algorithms.add_parser(name, help=first_line(name))
     parser.set_defaults(do=command.do)
     return parser.parse_args(given[used:], argparse.Namespace(command=given[0]))
 

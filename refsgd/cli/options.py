@@ -25,7 +25,6 @@ from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import slowed
 from refsgd.experiment.arguments import checked, elsewhere, nearest, options_of, plain, suggestion
 from refsgd.experiment.execution.perform import RUNTIMES
-from refsgd.experiment.functions import deployment_function
 from refsgd.experiment.options.architectures import ARCHITECTURES, named
 from refsgd.experiment.options.problems import default_net, only_sizes
 from refsgd.experiment.options.rules import OPTIMISERS
@@ -272,22 +271,6 @@ def first_line(algorithm: str) -> str:
     """The first sentence of an algorithm's module."""
     doc = sys.modules[CATALOGUE[algorithm].__module__].__doc__ or ""
     return doc.strip().split("\n\n")[0].replace("\n", " ").split(":", 1)[0].rstrip(".")
-
-
-def every_algorithm(command: argparse.ArgumentParser) -> None:
-    """Name the algorithms that a command takes, for its help and for mistakes."""
-    algorithms = command.add_subparsers(dest="algorithm", metavar="ALGORITHM", required=True,
-                                        description="One of the catalogue, or your own: FILE.py:FUNCTION.")
-    for name in CATALOGUE:
-        algorithms.add_parser(name, help=first_line(name))
-
-
-def of_algorithm(parser: argparse.ArgumentParser, algorithm: str,
-                 options: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add the command's options, then the algorithm's own."""
-    options(parser)
-    own_options(parser, algorithm, deployment_function(algorithm)[1])
-    parser.set_defaults(algorithm=algorithm)
 
 
 @checked()
