@@ -367,20 +367,11 @@ def _legend(fitting: Sequence[Strategy], args: argparse.Namespace, base: str,
     yield f"memory: of the fullest node: {', '.join(terms)} (docs/howto/advise)" + (
         "" if "activations" in terms else "; without activations, which only --net gives")
     yield "+ PyTorch has it, under the name that its command has below; all else needs code of your own"
-    for where, names in _by_place(fitting).items():
-        yield f"servers {where}: {', '.join(names)}"
+    for where in dict.fromkeys(s.where for s in fitting if s.where and not s.variant):
+        yield f"servers {where}: {', '.join(s.name for s in fitting if s.where == where and not s.variant)}"
     yield "waits for: the largest cause of idleness; K: number of servers, n: of workers"
     if spared:
         yield f"{', '.join(spared)}: left out at this width; a wider terminal shows them"
-
-
-def _by_place(strategies: Sequence[Strategy]) -> dict[str, list[str]]:
-    """The strategies with servers, by where these are."""
-    found: dict[str, list[str]] = {}
-    for s in strategies:
-        if s.where and not s.variant:
-            found.setdefault(s.where, []).append(s.name)
-    return found
 
 
 def _rates(fitting: Sequence[Strategy]) -> list[str]:

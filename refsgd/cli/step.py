@@ -10,6 +10,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any, TextIO
 
 from refsgd.cli.options import exchange_given, own_given, small_case
@@ -27,8 +28,7 @@ KEYS = """  number  let this action happen        Enter  the first one
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
     """Execute commands, one per line, until ``q`` or the last line."""
-    def say(text: str) -> None:
-        out.write(text + "\n")
+    say = partial(print, file=out)
 
     def show() -> None:
         for text in stepper.last:

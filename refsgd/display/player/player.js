@@ -166,10 +166,6 @@ function drawLegend() {
 
 const marked = new Map();  // element of a line -> its markers as HTML
 
-function lineOf(place) {
-  return place < 0 ? null : run.places[place];
-}
-
 function standing(p, k) {
   return column(run.programs[p].stands, k) || [0, -1, ""];
 }
@@ -198,7 +194,7 @@ function drawMarks(k, now) {
     wanted.get(id)[kind].push(p);
   };
   run.programs.forEach((_, p) => {
-    const frames = lineOf(standing(p, k)[1]), reason = reasonOf(p, k);
+    const frames = run.places[standing(p, k)[1]], reason = reasonOf(p, k);
     if (!frames) return;
     frames.forEach((frame, depth) => {
       const inner = depth === frames.length - 1;
@@ -258,7 +254,7 @@ function fitListing() {
 // -- where programs stand ------------------------------------------------------------------------------------
 
 function sourceOf(place) {
-  const frames = lineOf(place);
+  const frames = run.places[place];
   if (!frames) return ["", ""];
   const [file, line] = frames[frames.length - 1], element = byId(`f${file}l${line}`);
   return [run.files[file].split("/").pop() + ":" + line, element ? element.lastElementChild.textContent.trim() : ""];
@@ -285,8 +281,8 @@ function drawState(k, now) {
     const gradients = run.gradients[program.node], updates = run.updates[program.node];
     if (gradients && !program.index) counts.push("gradients computed " + column(gradients, k)[1]);
     if (updates && !program.index) counts.push("updates " + column(updates, k)[1]);
-    const age = lastAge(program.node, k);
-    if (age !== null && !program.index) counts.push(`its last gradient missed ${age} update${age === 1 ? "" : "s"}`);
+    const age = column(agesOf[program.node], k);
+    if (age && !program.index) counts.push(`its last gradient missed ${age[1]} update${age[1] === 1 ? "" : "s"}`);
     const locals = [];
     for (const name in program.locals) {
       const pair = column(program.locals[name], k);
@@ -312,10 +308,6 @@ byId("state").addEventListener("toggle", (e) => {
 }, true);
 
 const agesOf = run.nodes.map((_, n) => run.ages.filter((a) => a[2] === n));
-function lastAge(node, k) {
-  const found = column(agesOf[node], k);
-  return found ? found[1] : null;
-}
 
 // -- messages ------------------------------------------------------------------------------------------------
 

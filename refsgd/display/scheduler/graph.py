@@ -56,14 +56,11 @@ class _Watched(World):
     def pass_marks(self) -> list[int]:
         """Perform the marks that no other program can see; returns the picks."""
         picks = list[int]()
-        while (mark := next((i for i, a in enumerate(self.enabled()) if self._unseen(a)), None)) is not None:
-            self.perform(mark)
-            picks.append(mark)
+        while unseen := [i for i, a in enumerate(self.enabled()) if a.kind == "go"
+                         and len(own := self.tasks[a.node]) == 1 and type(own[0].effect) is Mark]:
+            self.perform(unseen[0])
+            picks.append(unseen[0])
         return picks
-
-    def _unseen(self, action: Action) -> bool:
-        tasks = self.tasks[action.node]
-        return action.kind == "go" and len(tasks) == 1 and type(tasks[0].effect) is Mark
 
 
 class Move(NamedTuple):
