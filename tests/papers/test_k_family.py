@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms.parts import deploy
 from refsgd.algorithms.server import asp, backup_workers, bsp, k_async, k_sync, rennala, softsync
 from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
@@ -25,8 +24,7 @@ RULE = SGD(0.1, 0.9, 0.01, StepDecay(3, 0.5))
 
 def k_batch_async(problem, workers, steps, sgd, gradients):
     """The fourth of the family, which the catalogue has as softsync."""
-    return deploy(problem, workers, steps, sgd, 1, False,
-                  lambda shard, workers: k_async.server(shard, workers, steps, gradients, repeat=True))
+    return k_async.of_one_server(problem, workers, steps, sgd, gradients, repeat=True)
 
 
 def same(one, other, machine, seed):

@@ -4,17 +4,9 @@ K-async is the bridge between ASP, where each gradient is an update (K = 1), and
 (K = n).  A worker that has given its gradient waits until the update is made; the n - K others go on with
 the model that they have.
 
-One server does for the four methods of Dutta et al.: does a gradient count only at the current model
-(`fresh`), and may a worker give several gradients of one update (`repeat`)?
-
-================ ======= ======== ========================================================================
-method           `fresh` `repeat`
-================ ======= ======== ========================================================================
-K-sync           yes     no       as backup workers, n - K of them
-K-batch-sync     yes     yes      Rennala SGD
-K-async          no      no       here
-K-batch-async    no      yes      n-softsync with K = floor(n / splitting)
-================ ======= ======== ========================================================================
+One server has the four methods of Dutta et al.  Does a gradient count only at the current model (`fresh`),
+and may a worker give several gradients of one update (`repeat`)?  K-sync is fresh; K-batch-sync, which is
+Rennala SGD, is both; K-async neither; K-batch-async, n-softsync with K = floor(n / splitting), repeats.
 
 Quick facts
 -----------
@@ -28,8 +20,7 @@ What differs from the papers
 ----------------------------
 The papers count time and cancel what an update no longer needs; here each computation is finished.  At the
 end of a run, when fewer than K workers have a gradient left to give, an update takes what there is.  The
-server has the whole model: parts would have to agree on whom they keep waiting, see the page on own
-algorithms.
+server has the whole model: parts would have to agree on whom they keep waiting.
 
 References
 ----------
@@ -40,13 +31,23 @@ trade-offs in distributed SGD", AISTATS 2018, arXiv:1803.01113.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from refsgd.algorithms.facts import SERVED, Options, declare, depends
+from refsgd.algorithms.facts import Facts, declare, depends
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Deployment, Died, Mark, Program, Send
+from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
+
+
+def worker(rank: int, server: str, problem: Objective, steps: int) -> Program[Array]:
+    """Compute a gradient, push it, take the answer, `steps` times; returns the last model, (d,)."""
+    x, version = problem.x0, 0
+    for t in range(steps):
+        g: Array = yield Compute(problem.gradient, x, rank, t)
+        yield Send(server, Push(g, problem.images(rank, t), version))
+        _, (x, version) = yield Recv(Model, src=server)
+        yield Mark("clock", t=t)
+    return x
 
 
 def server(shard: Shard, workers: Sequence[str], steps: int, size: int, fresh: bool = False,
@@ -56,7 +57,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, size: int, fresh: b
     kept: list[tuple[str, Push]] = []  # gradients of the next update
     waiting: set[str] = set()  # workers without an answer
     while any(left.values()):
-        w, message = yield from shard.recv(Push, Died)
+        w, message = yield Recv(Push, Died)
         if isinstance(message, Died):
             left[w] = 0
             waiting.discard(w)
@@ -83,24 +84,27 @@ def server(shard: Shard, workers: Sequence[str], steps: int, size: int, fresh: b
 def first_half(workers: int, gradients: int | None) -> int:
     """K, by default half of the workers; raises ValueError if there are not as many."""
     size = (workers + 1) // 2 if gradients is None else gradients
-    if not 1 <= size <= workers:
+    if workers > 0 and not 1 <= size <= workers:
         raise ValueError(f"gradients {size} with {workers} workers; expected 1 to {workers}")
     return size
 
 
-def mean_of(workers: int, options: Options) -> int:
-    """K gradients in an update."""
-    return first_half(workers, options["gradients"])
-
-
 #: one server, which keeps gradients; how many updates there are depends on the end of the run
-ONE_SERVER = replace(
-    SERVED, given=(), takes=("compress", "feedback"), updates=depends, collects=True,
-    because={"": "its server has the whole model: several parts would each keep gradients of other workers"})
+ONE_SERVER = Facts(
+    because={"": "its server has the whole model: several parts would each keep gradients of other workers"},
+    mean_of=lambda workers, options: first_half(workers, options["gradients"]), updates=depends,
+    holds="pushed", collects=True, lost="the gradient that it was computing")
 
 
-@declare(ONE_SERVER, mean_of=mean_of, formula="k_async", recursion="waits",
-         lost="the gradient that it was computing")
+def of_one_server(problem: Objective, workers: int, steps: int, sgd: SGD, size: int, fresh: bool = False,
+                  repeat: bool = False) -> Deployment:
+    """The deployment of one of the four."""
+    return deploy(problem, workers, steps, sgd, 1, False,
+                  lambda shard, names: server(shard, names, steps, size, fresh, repeat),
+                  lambda rank, servers: worker(rank, servers[0], problem, steps))
+
+
+@declare(ONE_SERVER, formula="k_async", recursion="waits")
 def k_async(problem: Objective, workers: int, steps: int, sgd: SGD, *,
             gradients: int | None = None) -> Deployment:
     """Deploy K-async SGD.
@@ -110,5 +114,4 @@ def k_async(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     gradients : int, optional
         K, the gradients of an update: from 1 (ASP) to `workers` (BSP), by default half of them.
     """
-    return deploy(problem, workers, steps, sgd, 1, False, lambda shard, workers: server(
-        shard, workers, steps, first_half(len(workers), gradients)))
+    return of_one_server(problem, workers, steps, sgd, first_half(workers, gradients))

@@ -25,13 +25,13 @@ trade-offs in distributed SGD", AISTATS 2018, arXiv:1803.01113.
 from __future__ import annotations
 
 from refsgd.algorithms.facts import declare
-from refsgd.algorithms.parts import Objective, deploy
-from refsgd.algorithms.server.k_async import ONE_SERVER, first_half, mean_of, server
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.server.k_async import ONE_SERVER, first_half, of_one_server
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
-@declare(ONE_SERVER, mean_of=mean_of, formula="k_sync", recursion="mean")
+@declare(ONE_SERVER, formula="k_sync", recursion="mean")
 def k_sync(problem: Objective, workers: int, steps: int, sgd: SGD, *,
            gradients: int | None = None) -> Deployment:
     """Deploy K-sync SGD.
@@ -41,5 +41,4 @@ def k_sync(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     gradients : int, optional
         K, the gradients of an update: from 1 to `workers` (BSP), by default half of them.
     """
-    return deploy(problem, workers, steps, sgd, 1, False, lambda shard, workers: server(
-        shard, workers, steps, first_half(len(workers), gradients), fresh=True))
+    return of_one_server(problem, workers, steps, sgd, first_half(workers, gradients), fresh=True)

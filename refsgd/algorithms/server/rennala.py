@@ -29,8 +29,8 @@ computation model", NeurIPS 2023, arXiv:2305.12387, method 4.
 from __future__ import annotations
 
 from refsgd.algorithms.facts import Options, declare
-from refsgd.algorithms.parts import Objective, deploy
-from refsgd.algorithms.server.k_async import ONE_SERVER, server
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.server.k_async import ONE_SERVER, of_one_server
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
@@ -38,7 +38,7 @@ from refsgd.effects import Deployment
 def batch(workers: int, options: Options) -> int:
     """B, by default the number of workers; raises ValueError if it is not at least 1."""
     size = workers if options["gradients"] is None else options["gradients"]
-    if size < 1:
+    if size < 1 <= workers:
         raise ValueError(f"gradients {size}; expected at least 1")
     return int(size)
 
@@ -53,5 +53,5 @@ def rennala(problem: Objective, workers: int, steps: int, sgd: SGD, *,
     gradients : int, optional
         B >= 1, the gradients of an update, by default the number of workers.
     """
-    return deploy(problem, workers, steps, sgd, 1, False, lambda shard, workers: server(
-        shard, workers, steps, batch(len(workers), {"gradients": gradients}), fresh=True, repeat=True))
+    return of_one_server(problem, workers, steps, sgd, batch(workers, {"gradients": gradients}), fresh=True,
+                         repeat=True)
