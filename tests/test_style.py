@@ -15,7 +15,7 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.testing.lint import forgotten_yields
+from refsgd.runtimes.lint import forgotten_yields
 
 ROOT = Path(refsgd.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))

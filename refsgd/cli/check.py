@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,15 @@ def grade(args: argparse.Namespace) -> None:
         options_for(args.algorithm, _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm])[0])
     check_outputs(args)
     path = args.target.partition(":")[0]
+
+    def files(found: dict[str, Any]) -> list[tuple[str | None, Callable[[], str]]]:
+        return [(args.json, lambda: grades.as_json(found)), (args.html, lambda: grades.as_html(found)),
+                (args.gradescope, lambda: grades.as_gradescope(found))]
+
     if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
-        raise Usage(f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists")
+        why = f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists"
+        deliver(files(grading.refused(args.target, args.algorithm, why)))  # not the grade of another time
+        raise Usage(why)
 
     def options(submission: Any) -> dict[str, Any]:
         own, exchange = _own(args, args.target, CATALOGUE.get(args.algorithm, submission))
@@ -87,8 +95,7 @@ def grade(args: argparse.Namespace) -> None:
 
     found = grading.grade(args.target, args.algorithm, args.forbid or (), args.seconds, options,
                           args.html is not None)
-    deliver([(args.json, lambda: grades.as_json(found)), (args.html, lambda: grades.as_html(found)),
-             (args.gradescope, lambda: grades.as_gradescope(found))], lambda: tell(grades.as_text(found), 5))
+    deliver(files(found), lambda: tell(grades.as_text(found), 5))
     if found["score"] < found["max_score"]:
         raise RuntimeError(f"{found['score']} of {found['max_score']} points; expected all")
 
@@ -96,6 +103,7 @@ def grade(args: argparse.Namespace) -> None:
 def ungraded(args: argparse.Namespace) -> None:
     """Check the target in this process."""
     from refsgd.testing import check, check_codec
+    from refsgd.testing.findings import once
 
     target = CATALOGUE.get(args.target) or imported(args.target)
     failed = 0
@@ -106,7 +114,7 @@ def ungraded(args: argparse.Namespace) -> None:
         own, exchange = _own(args, args.target, target)
         found = check(args.target if args.target in CATALOGUE else target, processes=not args.no_processes,
                       **own, **exchange)
-    for finding in found:
+    for finding in once(found):
         tell(str(finding), 5)
         sys.stdout.flush()
         failed += finding.held is False

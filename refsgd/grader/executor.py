@@ -33,6 +33,7 @@ import numpy as np
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
+from refsgd.display.player.why import deadlock
 from refsgd.effects import (
     Add,
     Array,
@@ -53,9 +54,9 @@ from refsgd.grader import plain
 from refsgd.problems import Problem
 from refsgd.problems.layers import equal
 from refsgd.runtimes import programs
-from refsgd.runtimes.explorer import Counterexample, follow
+from refsgd.runtimes.explorer import follow
+from refsgd.runtimes.world import Stuck
 from refsgd.testing.comparison import squares
-from refsgd.testing.findings import stuck_because
 
 MEMORY = 1 << 30  #: bytes of a submission's address space
 OUTPUT = 16 << 20  #: bytes of any file that it writes, its standard output included
@@ -97,15 +98,17 @@ def forbid(path: str, modules: Sequence[str]) -> list[str]:
                 delattr(module, key)
     for algorithm, function in CATALOGUE.items():
         if within(function.__module__):
-            CATALOGUE[algorithm] = _refusing(algorithm)
+            CATALOGUE[algorithm] = _refusing(algorithm, inspect.signature(function))
     gc.collect()
     return places
 
 
-def _refusing(algorithm: str) -> Callable[..., Any]:
+def _refusing(algorithm: str, takes: inspect.Signature) -> Callable[..., Any]:
+    """What stands for an algorithm that may not be called, with its name and its options."""
     def refuse(*_: Any, **__: Any) -> Any:
         raise Usage(f"calls {algorithm} of the catalogue, which this homework forbids")
 
+    refuse.__name__, refuse.__signature__ = algorithm, takes  # type: ignore[attr-defined]
     return refuse
 
 
@@ -329,8 +332,8 @@ class Executor:
 
             html = player_html(world.trace(), self._make[key], name=name, unit="steps", at_end=True,
                                limit=len(world.events))
-        found = Counterexample(error, schedule, "", world, self._make[key]) if error else None
-        return [stuck_because(found) if found else "", html if len(html) < SHOWN else ""]
+        why = deadlock(world, self._make[key], error) if isinstance(error, Stuck) else ""
+        return [why, html if len(html) < SHOWN else ""]
 
 
 def _raised(error: Exception, note: str | None) -> list[Any]:

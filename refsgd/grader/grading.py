@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from refsgd.display.player.listing import title
@@ -17,12 +18,13 @@ from refsgd.grader.judge import Submission
 from refsgd.grader.process import Gone
 from refsgd.testing import Finding, findings
 from refsgd.testing.comparison import names_of
-from refsgd.testing.findings import with_cause
+from refsgd.testing.findings import in_full, once
 
 GENERAL = ("file", "lint", "deployment", "sizes", "determinism", "gradients", "fixed point", "descent",
            "all schedules")
-LONGEST = 180  #: characters of an explanation
-DOUBLE = {"all schedules"}  #: general properties with two points, as those of the algorithm have
+LONGEST = 160  #: characters of an explanation
+#: points of what makes an algorithm; all other properties have one, so without it a program gets no pass
+POINTS = dict.fromkeys(("staleness bound", "lead of fast workers", "models read", "result"), 4)
 
 
 def _found(submission: Submission, algorithm: str | None,
@@ -56,61 +58,54 @@ def grade(target: str, algorithm: str | None, forbidden: Sequence[str], seconds:
     began = time.monotonic()
     path, _, function = target.rpartition(":")
     submission = Submission(path, function, forbidden, seconds)
-    found, left = list[dict[str, Any]](), 3 * pages
+    found, shown = list[Finding](), dict[str, str]()
     try:
         for finding in _found(submission, algorithm, options):
-            text, page = finding.text, ""
             if finding.found is not None and finding.found.factory is not None:
+                new = once([*found, finding])[-1].found is not None
                 with suppress(Gone):
                     finding.found.factory()  # of which it is the newest deployment
-                    why, page = submission.show(finding.schedule or (), finding.name, left > 0)
-                    text = with_cause(text, why)
-                left -= bool(page)
-            found.append({"name": finding.name, "held": finding.held, "text": text,
-                          "schedule": finding.schedule, "page": page})
+                    why, page = submission.show(finding.schedule or (), finding.name,
+                                                pages and new and len(shown) < 3)
+                    finding = replace(finding, text=in_full(finding.found, why))
+                    shown |= {finding.name: page} if page else {}
+            found.append(finding)
         printed = submission.process.printed
     finally:
         submission.process.close()
-    return _graded(found, algorithm) | {"submission": target, "as": algorithm, "printed": printed,
+    return _graded(found, shown, algorithm) | {"submission": target, "as": algorithm, "printed": printed,
                                         "seconds": round(time.monotonic() - began, 2)}
+
+
+def refused(target: str, algorithm: str | None, why: str) -> dict[str, Any]:
+    """The grade of a submission that is not there."""
+    return _graded([Finding("file", False, why)], {}, algorithm) | {
+        "submission": target, "as": algorithm, "printed": "", "seconds": 0.0}
 
 
 def _expected(algorithm: str | None) -> list[str]:
     return [*GENERAL, *(names_of(algorithm) if algorithm else ())]
 
 
-def _kind(text: str) -> str:
-    """What failures with one cause have in common."""
-    first = text.splitlines()[0] if text else ""
-    return "deadlock" if "deadlock" in first.lower() else re.sub(r"\d+", "#", first.split("; expected")[0])
-
-
 def _short(sentence: str) -> str:
-    """A sentence of at most LONGEST characters: without its last parts, or cut."""
+    """A sentence of at most `LONGEST` characters: without its last parts, or cut."""
     while len(sentence) > LONGEST and "; " in sentence:
         sentence = sentence.rpartition("; ")[0]
     return sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST - 4]} ..."
 
 
-def _graded(found: list[dict[str, Any]], algorithm: str | None) -> dict[str, Any]:
-    """Points by property; a failure with the cause of another one refers to it."""
-    by_name = {each["name"]: each for each in found}
-    shown: dict[str, str] = {}
-    for each in sorted(found, key=lambda e: e["schedule"] is None):  # a schedule explains it best
-        if each["held"] is False:
-            first = shown.setdefault(_kind(each["text"]), each["name"])
-            if first != each["name"]:
-                each |= {"text": f"fails as '{first}' does", "schedule": None, "page": ""}
-    rows = []
-    for i, name in enumerate(_expected(algorithm)):
-        most = 2 if name in DOUBLE or i >= len(GENERAL) else 1
-        each = by_name.get(name, {"held": False, "text": "not checked, because of the failure above",
-                                  "schedule": None, "page": ""})
-        sentence, _, details = each["text"].partition("\n")
+def _graded(found: Sequence[Finding], shown: Mapping[str, str], algorithm: str | None) -> dict[str, Any]:
+    """Points by property."""
+    by_name, rows = {each.name: each for each in once(found)}, []
+    for name in _expected(algorithm):
+        each = by_name.get(name, Finding(name, False, "not checked, because of the failure above"))
+        most = POINTS.get(name, 1)
+        sentence, _, details = each.text.partition("\n")
         # without the folders of the grader's machine
         sentence = _short(re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence))
-        rows.append({"name": name, "passed": each["held"], "score": 0 if each["held"] is False else most,
+        rows.append({"name": name, "passed": each.held, "score": 0 if each.held is False else most,
                      "max_score": most, "text": re.sub(r"^(Misread|Usage|AssertionError): ", "", sentence),
-                     "schedule": each["schedule"], "details": details, "page": each["page"]})
+                     "schedule": each.schedule, "details": details,
+                     "page": shown.get(name, "") if each.found is not None else ""})
     return {"format": "refsgd grade 1", "score": sum(r["score"] for r in rows),
             "max_score": sum(r["max_score"] for r in rows), "properties": rows}

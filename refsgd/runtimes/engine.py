@@ -133,12 +133,16 @@ class Engine:
             self.ended(task, None)
             return
         except Exception as error:
-            programs.blame(error, task.name, task.node, self.now)
+            programs.blame(error, task.name, task.node, self.moment())
             raise
         if _Built.count > built + 1:
             raise programs.forgotten(task.node, task.program, built, 1)
         task.effect, task.since = effect, self.now
         self.act(task, effect)
+
+    def moment(self) -> str:
+        """The time in words, for errors."""
+        return f"{self.now:.6g} s"
 
     def act(self, task: Task, effect: Any) -> None:
         """Act on an effect: the only place where runtimes tell one kind from another."""
@@ -372,9 +376,8 @@ class Engine:
 
     def stuck(self, tasks: Iterable[Task]) -> str:
         """Where programs wait that no message can reach, for errors."""
-        return "; ".join(
-            f"{t.node} at {programs.line_of(t.program)} waits for {programs.describe(t.effect)}"
-            f"{programs.unread(t.mailbox.envelopes)}" for t in tasks)
+        return programs.stuck([(t.node, programs.line_of(t.program), programs.describe(t.effect)
+                                + programs.unread(t.mailbox.envelopes)) for t in tasks])
 
     def where(self) -> list[programs.Where]:
         """Each program's current line, the effect it waits for, and its local variables."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from refsgd.effects import Factory
-from refsgd.runtimes.programs import ForgottenYield
+from refsgd.runtimes.programs import ForgottenYield, in_words
 from refsgd.runtimes.world import World
 from refsgd.trace import Run
 from refsgd.trace.diagram import diagram
@@ -27,13 +27,17 @@ Check = Callable[[Run], None]
 
 class Counterexample(AssertionError):
     """A schedule under which a check failed; `schedule` replays it, `text` shows it, `world` is where it
-    ended, a deployment of `factory`."""
+    ended, a deployment of `factory`; `case` is that deployment in words, if they are known."""
+
+    case = ""
 
     def __init__(self, error: BaseException, schedule: Sequence[int], text: str, world: World | None = None,
                  factory: Factory | None = None) -> None:
         self.error, self.schedule, self.text = error, list(schedule), text
         self.world, self.factory = world, factory
-        super().__init__(f"{type(error).__name__}: {error}\nschedule {list(schedule)}\n{text}")
+        picks = f"{self.schedule}, then the first action each time" if schedule else (
+            "[]: the first action each time")
+        super().__init__(f"{in_words(error)}\nschedule {picks}\n{text}")
 
 
 @dataclass

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from refsgd.effects import Add, Compute, Load, Recv, _Built
+from refsgd.runtimes.lint import forgotten_by
 
 _HOLDERS = {np.ndarray, list, tuple, dict}  # types that can be frozen or contain arrays
+LIBRARY = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class ForgottenYield(RuntimeError):
@@ -94,16 +98,35 @@ def line_of(program: Any) -> str:
     return f"{inner.gi_code.co_filename}:{inner.gi_frame.f_lineno} in {inner.gi_code.co_name}"
 
 
-def blame(error: Exception, program: str, node: str, now: float) -> None:
-    """Add a note to an error: the program that raised it, and the meaning of an error about a read-only
-    array."""
+def blame(error: Exception, program: str, node: str, now: str) -> None:
+    """Add notes to an error: the meaning of one about a read-only array, and the program that raised it."""
+    if isinstance(error, ValueError) and "read-only" in str(error):
+        error.add_note("an array that has crossed a yield must not change any more: make a new one")
     places = [f", raised at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
               for frame, line in traceback.walk_tb(error.__traceback__)
               # of the program and its sub-programs; the last is the most informative
               if frame.f_code.co_flags & inspect.CO_GENERATOR]
-    error.add_note(f"in program {program} of {node} at {now:.6g} s{places[-1] if places else ''}")
-    if isinstance(error, ValueError) and "read-only" in str(error):
-        error.add_note("an array that has crossed a yield must not change any more: make a new one")
+    error.add_note(f"in program {program} of {node} at {now}{places[-1] if places else ''}")
+
+
+def in_words(error: BaseException) -> str:
+    """An error with its notes, the first of which help most."""
+    notes = [note for note in map(str, getattr(error, "__notes__", ()))
+             # a judge of gradients says all
+             if not (isinstance(error, AssertionError) and note.startswith("in Compute"))]
+    return "; ".join([f"{type(error).__name__}: {error}", *notes])
+
+
+def stuck(waiting: Sequence[tuple[str, str, str]]) -> str:
+    """Where nodes wait that no message can reach, and for what, for errors.
+
+    If some wait in programs of a user, these come first, and the others without a line of the library.
+    """
+    theirs = [each for each in waiting if each[1].startswith(LIBRARY)]
+    own = [each for each in waiting if each not in theirs]
+    said = [f"{node} at {place} waits for {what}" for node, place, what in own or theirs]
+    return "; ".join([*said, *(f"{node} in the library's {place.rpartition(' ')[2]} waits for {what}"
+                               for node, place, what in theirs if own)])
 
 
 def unread(letters: Sequence[Any]) -> str:
@@ -125,10 +148,12 @@ def no_effect(node: str, program: Any, found: Any) -> TypeError:
 def forgotten(node: str, program: Any, before: int, yielded: int) -> ForgottenYield:
     """Error: a program built more effects than it yielded."""
     built = _Built.count - before
+    places = forgotten_by(frame.gi_code for frame in frames(program))
+    seen = f": see {' and '.join(places)}" if places else ""
     return ForgottenYield(
         f"{node}: {built} effect{'s were' if built > 1 else ' was'} built before {line_of(program)} and "
-        f"{'one' if yielded else 'none'} was yielded; write `yield` before each effect and `yield from` "
-        "before each sub-program")
+        f"{'one' if yielded else 'none'} was yielded{seen}; write `yield` before each effect and "
+        "`yield from` before each sub-program")
 
 
 def no_message(node: str, program: Any, body: Any) -> TypeError:

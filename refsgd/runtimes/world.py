@@ -99,6 +99,10 @@ class World(Engine):
         self.now += 1
         self.events.append(tuple.__new__(type(event), (self.now, *event[1:])))
 
+    def moment(self) -> str:
+        """The number of events so far, for errors."""
+        return f"step {self.now:g}"
+
     def _continue(self, task: Task, value: Any) -> None:
         """Answer a program; if alone on its node, it continues until it needs a pick."""
         self.ready = task, value

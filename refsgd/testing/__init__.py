@@ -21,7 +21,7 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment
 from refsgd.experiment.arguments import Usage, check_deployment
-from refsgd.experiment.functions import deployment_function
+from refsgd.experiment.functions import deployment_function, with_defaults
 from refsgd.experiment.options import exchanges
 from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters, replicas, schedule_sha256
@@ -30,6 +30,7 @@ from refsgd.problems.problem import with_batches
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.explorer import Counterexample, explore, follow, walk
 from refsgd.runtimes.fork import NO_FORK, can_fork
+from refsgd.runtimes.lint import forgotten_yields, parts_of
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing.comparison import options_for, properties
@@ -45,9 +46,9 @@ from refsgd.testing.findings import (
     hash_of,
     known_gradients,
     ledger,
+    named_case,
     server_lead,
 )
-from refsgd.testing.lint import forgotten_yields, parts_of
 from refsgd.trace import Run
 from refsgd.trace.diagram import diagram
 
@@ -159,7 +160,7 @@ def _descent(deploy: Small) -> str:
     return "a quadratic is minimised"
 
 
-def _schedules(deploy: Small, max_runs: int, most: int | None = None) -> str:
+def _schedules(deploy: Small, max_runs: int, options: Mapping[str, Any], most: int | None = None) -> str:
     """Check that no schedule of a small case deadlocks or violates an invariant; a report in words."""
     finals: set[str] = set()
 
@@ -176,16 +177,20 @@ def _schedules(deploy: Small, max_runs: int, most: int | None = None) -> str:
         return deploy(integer_gradients(d=3, workers=workers), workers, steps)
 
     try:
-        report = explore(small, at_end, max_runs=max_runs, most=most)
+        with named_case(small, 2, 2, options):
+            report = explore(small, at_end, max_runs=max_runs, most=most)
     except Counterexample:
-        explore(lambda: small(1), at_end, max_runs=max_runs, most=most)  # may fail sooner
+        with named_case(small, 1, 2, options):
+            explore(lambda: small(1), at_end, max_runs=max_runs, most=most)  # may fail sooner
         raise
     text = f"2 workers, 2 steps: {report.runs} schedules, {report.states} states"
     if not report.complete:
-        walk(small, at_end, runs=(runs := min(200, 5 * max_runs)))
+        with named_case(small, 2, 2, options):
+            walk(small, at_end, runs=(runs := min(200, 5 * max_runs)))
         text += f" (not all; then {runs} random ones)"
     # some deadlocks need a third worker, such as servers that answer different pairs
-    more = walk(lambda: small(workers=3), sound, runs=min(100, max_runs))
+    with named_case(small, 2, 3, options):
+        more = walk(lambda: small(workers=3), sound, runs=min(100, max_runs))
     return f"{text}, {len(finals)} different results; 3 workers: {more.runs} random ones; no deadlock"
 
 
@@ -274,7 +279,8 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
     yield attempt("gradients", _gradients, deploy)
     yield attempt("fixed point", _fixed_point, deploy)
     yield attempt("descent", _descent, deploy)
-    yield attempt("all schedules", _schedules, deploy, max_runs, 2 * max_runs if algorithm else None)
+    yield attempt("all schedules", _schedules, deploy, max_runs, {**with_defaults(builds, own), **said},
+                  2 * max_runs if algorithm else None)
     if algorithm:
         yield from (attempt(*each) for each in properties(builds, algorithm, options))
     else:

@@ -14,7 +14,7 @@ import numpy as np
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import facts_of
-from refsgd.algorithms.sgd import SGD, constant
+from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
@@ -27,6 +27,7 @@ from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing import tracers
 from refsgd.testing.findings import RATE, NotChecked, hash_of, known_gradients
+from refsgd.testing.rules import other_rules
 from refsgd.testing.tracers import (
     Deploy,
     Misread,
@@ -229,7 +230,7 @@ def _like(deploy: Deploy, name: str, options: Mapping[str, Any]) -> Iterator[Pro
     yield "result", result
     yield "models reached", lambda: _reached(deploy, name, cases)
     yield "same bits", lambda: _same_bits(deploy, name, options, one)
-    yield "no needless wait", lambda: _waits_as(deploy, name, options)
+    yield "lead of fast workers", lambda: _waits_as(deploy, name, options)
     yield "update rule", lambda: _same_rule(deploy, name, options, 1 if served else 2)
 
 
@@ -366,7 +367,7 @@ def _waits_as(deploy: Deploy, name: str, options: Mapping[str, Any]) -> str:
 
 def _same_rule(deploy: Deploy, name: str, options: Mapping[str, Any], workers: int) -> str:
     """Check momentum and a decaying rate against the catalogue's algorithm, in one order of arrival."""
-    steps, sgd = 4, SGD(RATE, momentum=0.5, schedule=lambda t: 0.5 ** (t // 2))
+    steps, sgd = 4, SGD(RATE, momentum=0.5, schedule=StepDecay(2, 0.5))
 
     def of(function: Deploy, sgd: SGD) -> Array:
         run = simulate(function(traced(workers, steps, nothing), workers, steps, sgd, **options), UNEQUAL)
@@ -378,39 +379,18 @@ def _same_rule(deploy: Deploy, name: str, options: Mapping[str, Any], workers: i
         raise NotChecked(f"not checked: {error}") from None
     mine = of(deploy, sgd)
     if not np.allclose(mine, theirs, atol=1e-3):
-        cause = next((said for said, wrong in _other_rules(sgd, workers)
+        cause = next((said for said, wrong in other_rules(sgd, workers)
                       if np.allclose(mine, of(CATALOGUE[name], wrong), atol=1e-3)),
-                     f"with momentum and a falling rate the result {differs(mine, theirs)}")
+                     _moved(mine, theirs))
         raise Misread(f"{cause}; the rule is x, v = sgd.step(x, v, g, t), t the number of updates so far")
     return f"momentum and schedule as {name}'s"
 
 
-class _Twice(SGD):
-    """Momentum of a gradient that has momentum."""
-
-    def start(self, x: Array) -> Any:
-        return super().start(x), np.zeros_like(x)
-
-    def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
-        inner = np.float32(self.momentum) * v[1] + g
-        x, outer = super().step(x, v[0], inner, t)
-        return x, (outer, inner)
-
-
-def _other_rules(sgd: SGD, workers: int) -> Iterator[tuple[str, SGD]]:
-    """Mistakes in the use of the rule, each with the rule that it amounts to."""
-    rate = sgd.schedule
-    yield "momentum is applied twice", _Twice(sgd.lr, sgd.momentum, schedule=rate)
-    yield "momentum is not applied", replace(sgd, momentum=0.0)
-    yield "the learning rate never changes", replace(sgd, schedule=constant)
-    yield "neither momentum nor schedule is applied", replace(sgd, momentum=0.0, schedule=constant)
-    yield "the learning rate changes an update too early", replace(sgd, schedule=lambda t: rate(t + 1))
-    yield "the learning rate changes an update too late", replace(sgd, schedule=lambda t: rate(max(t - 1, 0)))
-    if workers > 1:
-        yield "the learning rate follows the steps of a worker, not updates", replace(
-            sgd, schedule=lambda t: rate(t // workers))
-        yield "the learning rate follows the gradients of all workers, not updates", replace(
-            sgd, schedule=lambda t: rate(t * workers))
+def _moved(mine: Array, theirs: Array) -> str:
+    """The first gradient that counts otherwise than by the rule, in words."""
+    w, t = (int(i) for i in np.argwhere(~np.isclose(mine, theirs, atol=1e-3))[0])
+    return (f"with a momentum of 0.5 and a rate that is halved every 2 updates, gradient {t} of worker {w} "
+            f"has moved the result by {mine[w, t]:.4g} times rate * gradient; expected {theirs[w, t]:.4g}")
 
 
 #: algorithms that are compared: there are schedules of several workers, and not too many for a few seconds
@@ -422,7 +402,7 @@ def names_of(name: str) -> list[str]:
     own = ["models read", "result", "models reached", "same bits"]
     if gates := tracers.gates_of(name, {}):
         own = ["staleness bound"] * (gates[0].upper < tracers.INF) + ["each gradient once", "own updates"]
-    return [*own, "no needless wait", "update rule"]
+    return [*own, "lead of fast workers", "update rule"]
 
 
 def options_for(name: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

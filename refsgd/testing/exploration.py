@@ -9,13 +9,22 @@ from refsgd.cluster.units import counted
 from refsgd.display.files import save
 from refsgd.effects import Factory, roles
 from refsgd.experiment.arguments import Usage, check_whole
-from refsgd.experiment.functions import Algorithm
+from refsgd.experiment.functions import Algorithm, catalogue_name
 from refsgd.experiment.options.batches import Batch, weights_of
-from refsgd.experiment.prepare import prepare
+from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.problems import integer_gradients
 from refsgd.runtimes.explorer import Counterexample, explore, walk
 from refsgd.runtimes.faults import survives_workers
-from refsgd.testing.findings import RATE, finite, hash_of, ledger, server_lead
+from refsgd.testing.findings import (
+    RATE,
+    finite,
+    hash_of,
+    in_full,
+    ledger,
+    named_case,
+    server_lead,
+    stuck_because,
+)
 from refsgd.trace import Run
 
 
@@ -51,6 +60,15 @@ def _write(page: str | Path, deploy: Factory, seen: _Seen, about: str, deaths: i
         raise Usage(str(found)) from None
     save(page, html)
     return f"page: {page}, {len(html.encode()) / 1e3:.0f} kB"
+
+
+def _more(experiment: Experiment, steps: int) -> str:
+    """The options with which a user's own function was explored, and what else may show more, as a line."""
+    if catalogue_name(experiment.function) or not experiment.own:
+        return ""
+    values = ", ".join(f"{key}={value}" for key, value in experiment.own.items())
+    flags = ", ".join(f"--{key.replace('_', '-')}" for key in experiment.own)
+    return f"\nexplored only with {values}; other values of {flags}, and --steps {steps + 1}, may show more"
 
 
 LARGEST = 1000  #: workers, servers or steps of a case whose schedules are followed
@@ -98,8 +116,12 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
         raise Usage(f"workers {workers}, servers {servers}, steps {steps}; expected at most {LARGEST} of "
                     "each")
     problem = integer_gradients(d=4, workers=workers, batches=weights_of(batch, workers))
-    experiment = prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=RATE,
-                         seed=seed, **options)
+
+    def prepared(steps: int) -> Experiment:
+        return prepare(algorithm, problem, workers=workers, servers=servers, steps=steps, lr=RATE, seed=seed,
+                       **options)
+
+    experiment = prepared(steps)
     name, workers, deploy = experiment.name, experiment.workers, experiment.deploy
     facts = experiment.facts
     seen = _Seen(facts.gate(experiment.own)[1] + 1 if facts.gate else float("inf"),
@@ -109,10 +131,11 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     about = f"{name}{said}, {counted(workers, 'worker')}, {counted(steps, 'step')}{die}"
     written = f"\n{_write(page, deploy, seen, about, deaths)}" if page is not None else ""
     try:
-        report = (explore(deploy, seen.check, max_runs=max_runs) if walks is None else
-                  walk(deploy, seen.check, runs=walks, seed=seed))
+        with named_case(lambda steps, _: prepared(steps).deploy(), steps, workers, experiment.own):
+            report = (explore(deploy, seen.check, max_runs=max_runs) if walks is None else
+                      walk(deploy, seen.check, runs=walks, seed=seed))
     except Counterexample as found:
-        found.args = (f"{found}{written}",)
+        found.args = (f"{in_full(found, stuck_because(found))}{written}",)
         raise
     scope, states = "random ones", ""
     if walks is None:
@@ -126,4 +149,4 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
         "future; finite parameters\n"
         f"staleness seen: {', '.join(map(str, sorted(seen.staleness))) or 'none'} updates;  lead at a "
         f"{place}: {', '.join(map(str, sorted(seen.leads)))} clock{'' if seen.leads == {1} else 's'};  "
-        f"different results: {len(seen.finals)}{written}")
+        f"different results: {len(seen.finals)}{_more(experiment, steps)}{written}")

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from inspect import isgenerator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import Problem
 from refsgd.problems.layers import equal
-from refsgd.runtimes.explorer import Counterexample
+from refsgd.runtimes.explorer import Counterexample, explore
+from refsgd.runtimes.programs import in_words
 from refsgd.runtimes.world import Stuck
-from refsgd.trace import Computed, Run
+from refsgd.trace import Computed, Received, Run, Sent
 
 RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
 
@@ -63,36 +67,90 @@ def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
     except NotChecked as why:
         return Finding(name, None, str(why))
     except Counterexample as found:
-        return Finding(name, False, with_cause(str(found), stuck_because(found)), found.schedule, found)
+        return Finding(name, False, in_full(found, stuck_because(found)), found.schedule, found)
     except Usage as found:
         return Finding(name, False, str(found))
-    except AssertionError as error:  # of a judge, which says all
-        return Finding(name, False, f"{type(error).__name__}: {error}")
     except Exception as error:
-        notes = "; ".join(getattr(error, "__notes__", ()))
-        return Finding(name, False, f"{type(error).__name__}: {error}" + (f" ({notes})" if notes else ""))
+        return Finding(name, False, in_words(error))
 
 
 def stuck_because(found: Counterexample) -> str:
-    """Why no program can continue at the end of a schedule, in a sentence for one that waits, with its line;
-    empty without a deadlock, or if the programs run elsewhere."""
-    from refsgd.display.player.states import follow
-    from refsgd.display.player.why import Why
+    """The deadlock at the end of a schedule in a sentence; empty if it ended otherwise."""
+    from refsgd.display.player.why import deadlock
 
-    world = found.world
-    if not isinstance(found.error, Stuck) or world is None or found.factory is None or not all(
-            isgenerator(task.program) for task in world.all_tasks):
+    if found.world is None or found.factory is None or not isinstance(found.error, Stuck):
         return ""
-    trace, now = world.trace(), len(world.events)
-    why = Why(trace, follow(trace, found.factory, 0, now))
-    waiting = [task.node for task in world.all_tasks if task.effect is not None and not task.index]
-    said = [why.sentence(node, 0, now) for node in waiting]
-    return "deadlock: " + next((sentence for sentence in said if ";" in sentence), said[0])  # one with a line
+    return deadlock(found.world, found.factory, found.error)
 
 
-def with_cause(text: str, why: str) -> str:
-    """The text of a counterexample, with this sentence as its first line, if there is one."""
-    return "\n".join([why, *text.splitlines()[1:]]) if why else text
+def in_full(found: Counterexample, why: str) -> str:
+    """The text of a counterexample: in the first line this sentence, if there is one, and the case."""
+    first, *details = str(found).splitlines()
+    case = f"; with {found.case}" if found.case else ""
+    return "\n".join([f"{why or first}{_answered_twice(found)}{case}", *details])
+
+
+def _answered_twice(found: Counterexample) -> str:
+    """The worker that a server has sent more answers than it has got messages from it, if there is one."""
+    asked, sent = Counter[tuple[str, str]](), Counter[tuple[str, str, str]]()
+    for e in found.world.events if found.world and isinstance(found.error, AssertionError) else ():
+        if isinstance(e, Received):
+            asked[e.node, e.src] += 1
+        elif isinstance(e, Sent) and asked[e.node, e.to]:  # not the first model
+            sent[e.node, e.to, e.message] += 1
+            if sent[e.node, e.to, e.message] > asked[e.node, e.to]:
+                return (f"; {e.node} seems to answer {e.to} twice: it has sent one {e.message} more than it "
+                        "has got messages from it")
+    return ""
+
+
+def _served(found: Counterexample) -> bool:
+    """Whether it is a deadlock in which no server has returned: then a line keeps it from answering."""
+    return isinstance(found.error, Stuck) and found.world is not None and all(
+        task.effect is not None or task.index or found.world.roles[task.node] != "server"
+        for task in found.world.all_tasks)
+
+
+@contextmanager
+def named_case(case: Callable[[int, int], Deployment], steps: int, workers: int,
+               options: Mapping[str, Any]) -> Iterator[None]:
+    """Name the case of a counterexample; a deadlock in which a server has returned is explained by that of
+    one or two more steps, if none has there."""
+    try:
+        yield
+    except Counterexample as found:
+        for longer in (steps + 1, steps + 2) if isinstance(found.error, Stuck) and not _served(found) else ():
+            try:
+                explore(lambda longer=longer: case(longer, workers), most=20)  # type: ignore[misc]
+            except Counterexample as other:
+                if _served(other):
+                    found, steps = other, longer
+                    break
+        found.case = ", ".join([counted(workers, "worker"), counted(steps, "step"),
+                                *(f"{key}={value}" for key, value in options.items())])
+        raise found from None
+
+
+def _cause(text: str) -> str:
+    """What failures with one cause have in common."""
+    first = text.partition("\n")[0]
+    return "deadlock" if "deadlock" in first.lower() else re.sub(
+        r"\d+(\.\d+)?", "#", re.split("; (expected|in program|with) ", first)[0])
+
+
+def once(found: Iterable[Finding]) -> list[Finding]:
+    """The findings, in which each cause and each schedule is told once; a schedule explains a cause best."""
+    found, causes, details = list(found), dict[str, str](), dict[str, str]()
+    told = dict[str, Finding]()
+    for each in sorted(found, key=lambda finding: finding.schedule is None):
+        told[each.name] = each
+        if each.held is False and (first := causes.setdefault(_cause(each.text), each.name)) != each.name:
+            told[each.name] = replace(each, text=f"fails as '{first}' does", schedule=None, found=None)
+        elif each.held is False and each.schedule is not None:
+            sentence, _, more = each.text.partition("\n")
+            if (first := details.setdefault(more, each.name)) != each.name:
+                told[each.name] = replace(each, text=f"{sentence}\nin the schedule of '{first}'", found=None)
+    return [told[each.name] for each in found]
 
 
 def known_gradients(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Problem:

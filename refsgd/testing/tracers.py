@@ -23,7 +23,7 @@ from refsgd.experiment.result import final_parameters, replicas
 from refsgd.problems import Problem
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing.findings import RATE, known_gradients
+from refsgd.testing.findings import RATE, known_gradients, named_case
 from refsgd.trace import Computed, Run
 
 Judge = Callable[[int, int, Array], None]  #: of a worker, its step, and contents of the model that it reads
@@ -137,7 +137,8 @@ def _bounded(slack: float) -> Judge:
             if not counts[w, :before].all():
                 lost = int(np.argmin(counts[w, :before] != 0))
                 raise Misread(f"worker {rank} computes gradient {t} at a model without gradient {lost} of "
-                              f"worker {w}; a slack of {slack:g} requires all up to step {before - 1}")
+                              f"worker {w}; with a slack of {slack:g} it must wait for gradient "
+                              f"{before - 1} of every worker")
 
     return judge
 
@@ -145,11 +146,12 @@ def _bounded(slack: float) -> Judge:
 def explore_small(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int, judge: Judge,
                   at_end: Callable[[Run], None]) -> int:
     """Follow every schedule of a small case, or many; the number of schedules."""
-    def small() -> Deployment:
+    def small(steps: int = steps, workers: int = workers) -> Deployment:
         return deploy(traced(workers, steps, judge), workers, steps, SGD(RATE), **options)
 
-    report = explore(small, at_end, most=BEGUN)
-    return report.runs if report.complete else report.runs + walk(small, at_end, runs=WALKS).runs
+    with named_case(small, steps, workers, options):
+        report = explore(small, at_end, most=BEGUN)
+        return report.runs if report.complete else report.runs + walk(small, at_end, runs=WALKS).runs
 
 
 def _all_there(workers: int) -> Callable[[Run], None]:
@@ -210,7 +212,7 @@ def gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
         yield name, lambda name=name: together() or read(name)  # type: ignore[misc]
     if gates[0].upper == INF:
         yield "own updates", lambda: _own_soon(deploy, gates[0].options)
-    yield "no needless wait", lambda: _waits_no_longer(deploy, gates)
+    yield "lead of fast workers", lambda: _waits_no_longer(deploy, gates)
 
 
 def progress(deploy: Deploy, slow: int, workers: int, steps: int, **options: Any) -> list[list[int]]:
@@ -232,14 +234,18 @@ def progress(deploy: Deploy, slow: int, workers: int, steps: int, **options: Any
 def ahead(found: list[list[int]], least: list[list[int]], most: list[list[int]], slow: int,
           said: str) -> None:
     """Compare the progress of fast workers with what is allowed; options of `run` say on which machine."""
+    def of(begun: list[int]) -> str:
+        return " and ".join(map(str, begun if len({*begun}) > 1 else begun[:1])) or "none"
+
     none: list[int] = []
     speeds = ["0.001" if w == slow else "1" for w in range(len(most[0]) + 1)]
     where = f"with --workers {len(speeds)} --steps {len(most)} --compute 1 --speeds {','.join(speeds)}"
     for k, (have, low, high) in enumerate(itertools.zip_longest(found, least, most, fillvalue=none)):
         if len(have) != len(low) or any(not a <= h <= b for h, a, b in zip(have, low, high)):
-            expected = f"{low}" if low == high else f"{low} to {high}"
-            raise Misread(f"{where}: when worker {slow} ends gradient {k}, the others have begun {have}; "
-                          f"expected {expected}{said}")
+            expected = of(low) if low == high else f"{of(low)} to {of(high)}"
+            why = "they go too far ahead" if any(h > b for h, b in zip(have, high)) else "they wait too long"
+            raise Misread(f"when worker {slow} ends gradient {k}, the others have begun {of(have)}; expected "
+                          f"{expected}{said}: {why}; {where}")
 
 
 def _waits_no_longer(deploy: Deploy, gates: list[Gate]) -> str:

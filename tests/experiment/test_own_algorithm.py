@@ -127,7 +127,7 @@ def test_explore_shows_the_schedule_that_fails_and_no_traceback(capsys):
                                 "    return {'worker0': Node(wait())}\n")
     assert main(["explore", "wrong.py:f"]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("refsgd: Stuck: deadlock: worker0 at ") and "wrong.py:4" in said
+    assert said.startswith("refsgd: deadlock: worker0 waits: no int has arrived") and "wrong.py:4" in said
     assert "Traceback" not in said
 
 

@@ -18,7 +18,7 @@ from refsgd.cluster.units import counted
 from refsgd.display.player import Player, player_html
 from refsgd.display.player.listing import title
 from refsgd.display.player.states import action_in_words, called, follow, rank, shown
-from refsgd.display.player.why import Why
+from refsgd.display.player.why import Why, deadlock
 from refsgd.experiment.arguments import check_whole
 from refsgd.experiment.functions import Algorithm
 from refsgd.experiment.options.batches import text_of, weights_of
@@ -147,7 +147,7 @@ class Stepper:
         try:
             self._enabled: list[Action] = self.world.enabled()
         except Stuck as stuck:
-            self._enabled, self.deadlock = [], str(stuck)
+            self._enabled, self.deadlock = [], deadlock(self.world, self.deploy, stuck)
 
     def choose(self, pick: int) -> Stepper:
         """Perform action number `pick`, from 0 on, of the list in `actions`; raises ValueError if there is no
@@ -195,7 +195,9 @@ class Stepper:
         if isinstance(target, str) and not any(hit(event) for event in self.world.events):
             seen = sorted({e.name if isinstance(e, Marked) else e.kind for e in self.world.events})
             self._begin(start)
-            raise Usage(f"no event {target!r} happens in this run; expected one of {', '.join(seen)}")
+            how = ("; your program reports it by yield Mark(\"block\", worker=w) where it holds w back"
+                   if target == "block" else "")
+            raise Usage(f"no event {target!r} happens in this run; expected one of {', '.join(seen)}{how}")
         return self
 
     def run(self) -> Stepper:

@@ -11,11 +11,15 @@ from __future__ import annotations
 import linecache
 import re
 from bisect import bisect_left
+from inspect import isgenerator
 from typing import NamedTuple
 
 from refsgd.display.player.gates import around, between, bound
 from refsgd.display.player.listing import title
-from refsgd.display.player.states import ENDED, Stand, States, value_at
+from refsgd.display.player.states import ENDED, Stand, States, follow, value_at
+from refsgd.effects import Factory
+from refsgd.runtimes.programs import LIBRARY
+from refsgd.runtimes.world import World
 from refsgd.trace import Polled, Received, Trace
 from refsgd.trace.diagram import computed
 from refsgd.trace.waiting import History, Message, Program, Stage
@@ -217,3 +221,20 @@ def _held(stand: Stand, said: str) -> bool:
     if stand.pending.kinds:
         return not said.endswith(("is on the wire", "has arrived", "takes it next"))
     return stand.pending.work == "gradient" or stand.says in ENDED
+
+
+def deadlock(world: World, factory: Factory, error: Exception) -> str:
+    """The deadlock of a world in a sentence for one program that waits, with a line of a user's file if one
+    holds it back; the text of the error where the programs run elsewhere, or if it is no deadlock."""
+    here = all(isgenerator(task.program) for task in world.all_tasks)
+    if not here or not str(error).startswith("deadlock"):
+        return str(error)
+    trace, now = world.trace(), len(world.events)
+    why, said = Why(trace, follow(trace, factory, 0, now)), list[tuple[bool, bool, str]]()
+    for key in [(task.node, 0) for task in world.all_tasks if task.effect is not None and not task.index]:
+        reason = why.reason(key, now)
+        place = reason.place if reason else None
+        at = "" if place else why._at(place := why._line(key, now))  # where it waits
+        own = place is not None and not why.files[place[0]].startswith(LIBRARY)
+        said.append((not own, bool(at), f"{why.sentence(*key, now)}{at if own else ''}"))
+    return f"{str(error).partition(': ')[0]}: {min(said, key=lambda each: each[:2])[2]}"

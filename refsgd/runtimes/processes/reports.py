@@ -16,6 +16,7 @@ import numpy as np
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, Deployment, roles
+from refsgd.runtimes import programs
 from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.processes.driver import Driver
 from refsgd.runtimes.processes.status import Standing
@@ -171,6 +172,6 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
 def deadlock(standings: Sequence[Standing], now: float, dead: Sequence[str] = ()) -> Deadlock:
     """The error of a run in which nothing can happen any more, worded as in the simulator."""
     stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
-    lines = "; ".join(f"{s.node} at {s.place} waits for {s.doing}" for s in stuck)
+    lines = programs.stuck([(s.node, s.place, s.doing) for s in stuck])
     after = f" after the death of {', '.join(dead)}" if dead else ""
     return Deadlock(f"deadlock at {now:.6g} s{after}: {lines}")

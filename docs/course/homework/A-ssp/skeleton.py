@@ -18,6 +18,7 @@ def server(workers, x, steps, sgd, staleness):
     # TODO.  The velocity:  v = sgd.start(x)
     # An update is:        x, v = yield Compute(sgd.step, x, v, push.grad, version, kind="update")
     # Report it:            yield Mark("update", part=0, version=version, reads=((w, push.version),), x=x)
+    # Holding w back may be marked, too, for `u block` of `refsgd step`:  yield Mark("block", worker=w)
     yield Mark("todo")
     return x
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import linecache
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import CodeType
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 
@@ -36,6 +39,17 @@ def forgotten_yields(tree: ast.AST) -> list[int]:
     yielded = {id(n.value) for f in programs for n in _yields(f)}
     return sorted({n.lineno for f in programs for n in _own(f) if isinstance(n, ast.Call)
                    and isinstance(n.func, ast.Name) and n.func.id in names and id(n) not in yielded})
+
+
+def forgotten_by(codes: Iterable[CodeType]) -> list[str]:
+    """``file:line`` of each effect without a yield in these programs and the functions that they name."""
+    found = list[str]()
+    for code in codes:
+        with suppress(SyntaxError):  # the file has changed since
+            tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+            lines = forgotten_yields(parts_of(tree, code.co_firstlineno))
+            found += [f"{code.co_filename}:{line}" for line in lines]
+    return list(dict.fromkeys(found))
 
 
 def parts_of(tree: ast.Module, first: int) -> ast.AST:
