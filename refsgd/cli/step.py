@@ -23,18 +23,24 @@ KEYS = """  number  let this action happen        Enter  the first one
   r       run to the end                w      why each program waits; w server0 with its variables
   d       diagram of what happened      l      lines of the program that acted last; l server0
   h       this help                     q      quit
-  u block until a worker is held back; likewise u clock, u send, u receive, u return"""
+  u block until a worker is held back (your own program marks it: yield Mark("block", worker=w));
+          likewise u clock, u send, u receive, u return"""
 
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
     """Execute commands, one per line, until ``q`` or the last line."""
     say = partial(print, file=out)
 
+    told = ""  # once
+
     def show() -> None:
+        nonlocal told
         for text in stepper.last:
             say(f"* {text}")
         if stepper.over:
-            say(stepper.deadlock or "the run is over (b goes back, d shows it, q quits)")
+            end = "deadlock" if stepper.deadlock else "the run is over"
+            say(f"{end} (b goes back, d shows it, q quits)" if told == stepper.deadlock else stepper.deadlock)
+        told = stepper.deadlock
         for i, said in enumerate(stepper.actions()):
             say(f"  {i}  {said}")
         out.flush()
