@@ -23,8 +23,9 @@ from refsgd.testing.findings import in_full, once
 GENERAL = ("file", "lint", "deployment", "sizes", "determinism", "gradients", "fixed point", "descent",
            "all schedules")
 LONGEST = 160  #: characters of an explanation
-#: points of what makes an algorithm; all other properties have one, so without it a program gets no pass
-POINTS = dict.fromkeys(("staleness bound", "lead of fast workers", "models read", "result"), 4)
+#: points of what makes an algorithm; any other property has one: SSP without its bound gets 13 of 20
+POINTS = {"models read": 4, "result": 4, "staleness bound": 3, "each gradient once": 2,
+          "lead of fast workers": 4}
 
 
 def _found(submission: Submission, algorithm: str | None,
@@ -87,11 +88,12 @@ def _expected(algorithm: str | None) -> list[str]:
     return [*GENERAL, *(names_of(algorithm) if algorithm else ())]
 
 
-def _short(sentence: str) -> str:
-    """A sentence of at most `LONGEST` characters: without its last parts, or cut."""
-    while len(sentence) > LONGEST and "; " in sentence:
-        sentence = sentence.rpartition("; ")[0]
-    return sentence if len(sentence) <= LONGEST else f"{sentence[:LONGEST - 4]} ..."
+def _parted(said: str) -> tuple[str, str]:
+    """The first parts of an explanation, at most `LONGEST` characters, and the others."""
+    parts = said.split("; ")
+    count = max((k for k in range(1, len(parts) + 1) if len("; ".join(parts[:k])) <= LONGEST), default=1)
+    first = "; ".join(parts[:count])
+    return first if len(first) <= LONGEST else f"{first[:LONGEST - 4]} ...", "; ".join(parts[count:])
 
 
 def _graded(found: Sequence[Finding], shown: Mapping[str, str], algorithm: str | None) -> dict[str, Any]:
@@ -100,12 +102,14 @@ def _graded(found: Sequence[Finding], shown: Mapping[str, str], algorithm: str |
     for name in _expected(algorithm):
         each = by_name.get(name, Finding(name, False, "not checked, because of the failure above"))
         most = POINTS.get(name, 1)
-        sentence, _, details = each.text.partition("\n")
+        said, _, details = each.text.partition("\n")
         # without the folders of the grader's machine
-        sentence = _short(re.sub(r"/\S+\.py", lambda path: title(path[0]), sentence))
+        said = re.sub(r"/\S+\.py", lambda path: title(path[0]), said)
+        said = re.sub(r"^(Misread|Usage|AssertionError): ", "", said)
+        said, more = _parted(said.replace(", and no program can continue", ""))  # which a deadlock means
         rows.append({"name": name, "passed": each.held, "score": 0 if each.held is False else most,
-                     "max_score": most, "text": re.sub(r"^(Misread|Usage|AssertionError): ", "", sentence),
-                     "schedule": each.schedule, "details": details,
+                     "max_score": most, "text": said, "schedule": each.schedule,
+                     "details": "\n".join(filter(None, (more, details))),
                      "page": shown.get(name, "") if each.found is not None else ""})
     return {"format": "refsgd grade 1", "score": sum(r["score"] for r in rows),
             "max_score": sum(r["max_score"] for r in rows), "properties": rows}

@@ -114,7 +114,8 @@ def in_words(error: BaseException) -> str:
     notes = [note for note in map(str, getattr(error, "__notes__", ()))
              # a judge of gradients says all
              if not (isinstance(error, AssertionError) and note.startswith("in Compute"))]
-    return "; ".join([f"{type(error).__name__}: {error}", *notes])
+    said = str(error) if str(error).startswith("deadlock") else f"{type(error).__name__}: {error}"
+    return "; ".join([said, *notes])
 
 
 def stuck(waiting: Sequence[tuple[str, str, str]]) -> str:

@@ -82,16 +82,16 @@ def test_a_grade_is_written_in_three_forms(tmp_path, capsys):
     text = PLAIN.read_text().replace(*mistakes.NEW[1][1:])
     page, scope = tmp_path / "grade.html", tmp_path / "results.json"
     grade = graded(tmp_path, text, "--html", str(page), "--gradescope", str(scope), function="ssp_plain")
-    assert (grade["score"], grade["max_score"], grade["format"]) == (12, 20, "refsgd grade 1")
+    assert (grade["score"], grade["max_score"], grade["format"]) == (13, 20, "refsgd grade 1")
     row = first_failure(grade)
     assert row["name"] == "staleness bound" and row["text"].startswith(
         "worker 0 computes gradient 1 at a model without gradient 0 of worker 1") and "worker0" in row["details"]
-    assert "FAIL 0/4  staleness bound: worker 0" in " ".join(capsys.readouterr().out.split(" "))
+    assert "FAIL 0/3  staleness bound: worker 0" in " ".join(capsys.readouterr().out.split(" "))
     shown = page.read_text()
-    assert "12 of 20 points" in shown and "<iframe" in shown and "width=device-width" in shown
+    assert "13 of 20 points" in shown and "<iframe" in shown and "width=device-width" in shown
     assert "http" not in shown.replace("http://www.w3.org", "")
     results = json.loads(scope.read_text())
-    assert results["score"] == sum(t["score"] for t in results["tests"]) == 12
+    assert results["score"] == sum(t["score"] for t in results["tests"]) == 13
     assert {"name", "score", "max_score", "output", "visibility"} <= set(results["tests"][0])
 
 
