@@ -72,12 +72,13 @@ class Marked:
         return 1 + (3 * rank + 2 * t) % 5
 
     def place(self, rank, t):
-        """The coordinate of a gradient."""
-        return rank * self.steps + t
+        """The coordinate of a gradient, in the order of computing: some workers may compute more of them."""
+        return list(self.read).index((rank, t))
 
     def contents(self, part):
         """The gradients in one part of the parameters."""
-        return {divmod(int(i), self.steps) for i in np.flatnonzero(part)}
+        computed = list(self.read)
+        return {computed[i] for i in np.flatnonzero(part)}
 
     def part(self, x, k):
         """Slice k of whole parameters."""

@@ -1,4 +1,5 @@
-"""Predictions for servers that take the fastest workers' gradients: the K-family, Rennala, Ringmaster."""
+"""Predictions for servers that take the fastest workers' gradients: the K-family, Rennala, Ringmaster,
+Ringleader."""
 
 from __future__ import annotations
 
@@ -12,13 +13,14 @@ from refsgd.theory.algorithms.peers import fresh
 from refsgd.theory.phenomena.backup import of_step
 from refsgd.theory.phenomena.staleness import asp_run
 from refsgd.theory.phenomena.stragglers import mean_of_order
-from refsgd.theory.phenomena.walltime import accepted, gradients_of_rennala
+from refsgd.theory.phenomena.walltime import accepted, gradients_of_rennala, round_of_ringleader
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import TIMES, Setting, count, figures, unbounded
 
 SIMULATED = "no closed form: who is among the first depends on the order of arrival"
 ALIKE = "equal exponential times; no network; long run"
 DUTTA = "Dutta et al. 2018"
+RINGLEADER = "Maranjyan and Richtarik 2026"
 
 
 def memoryless(c: Setting) -> bool:
@@ -126,4 +128,33 @@ def ringmaster(c: Setting) -> Figures:
         left = asp_run(c.times, c.steps).value / (n - 1)  # of ages, at the end
         out["staleness_mean"] = approximation(left * mean, "updates",
                                               "q/(1-q) - R q^R/(1 - q^R) less the end of the run", source)
+    return out
+
+
+def ringleader(c: Setting) -> Figures:
+    """Workers share n steps gradients and never wait, so that all end together."""
+    c, n = replace(c, servers=1), c.workers
+    if n == 1:
+        return asp(c)
+    step, run, mean = None, None, c.times[0].mean
+    if c.together and not c.queues:
+        step = Prediction(mean + c.exchanges[0], "s", "exact",
+                          {"compute E[T]": mean, "transfer": c.exchanges[0]}, "E[T] + exchange", RINGLEADER)
+        run = replace(step, value=c.steps * step.value, terms={}, formula="steps x (E[T] + exchange)")
+    elif memoryless(c):
+        last = mean_of_order(c.times, n)
+        run = Prediction((c.steps - 1) * mean + last, "s", "exact",
+                         {"while all compute": (c.steps - 1) * mean, "last gradients": last},
+                         "(steps - 1) E[T] + E[largest of n]", RINGLEADER, "no network")
+        step = replace(run, value=run.value / c.steps, formula="seconds / steps",
+                       terms={"compute E[T]": mean, "straggling": (last - mean) / c.steps})
+    most = n * (c.steps - 1) + 1  # gradients of a worker, if the others give one each
+    out = figures(c, step, run, 0, n * (c.pushed + c.nbytes), unbounded(replace(c, steps=most)))
+    out.leave(SIMULATED, "images_per_second", "staleness_mean", "updates")
+    out["staleness_max"] = Prediction(
+        2.0 * n - 2, "updates", "bound", {}, "2 n - 2: one update in each round", RINGLEADER, bound="upper")
+    if memoryless(c):
+        rounds = c.steps / round_of_ringleader(n)
+        out["updates"] = approximation(n * rounds, "updates", "n x steps / mean times in a round", RINGLEADER,
+                                       {"rounds": rounds})
     return out

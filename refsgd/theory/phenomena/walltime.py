@@ -9,11 +9,13 @@ Dutta, Joshi, Ghosh, Dube, Nagpurkar, "Slow and stale gradients can win the race
 Tyurin and Richtarik, "Optimal time complexities of parallel stochastic optimization methods under a fixed
 computation model", NeurIPS 2023: Rennala.
 Maranjyan, Tyurin and Richtarik, "Ringmaster ASGD", ICML 2025.
+Maranjyan and Richtarik, "Ringleader ASGD", ICLR 2026.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 
 
 @functools.lru_cache(maxsize=256)
@@ -33,6 +35,28 @@ def gradients_of_rennala(workers: int, size: int) -> float:
             row.append(1 + z / workers * row[z - 1] + (1 - z / workers) * h[z])
         h = row
     return h[workers - 1]
+
+
+@functools.lru_cache(maxsize=256)
+def round_of_ringleader(workers: int) -> float:
+    """Mean computing times in a round: until each worker has a gradient in it, then until each of the n - 1
+    others has another one.
+
+    At the end, b workers have not given a gradient of the next round, which takes the largest of b times, H_b
+    on average.  While a of the n - 1 are awaited, the next gradient is of one of these with probability
+    a/(a+b), and then b grows, or else of one of the b.
+
+    >>> [round(round_of_ringleader(n), 4) for n in (1, 2, 8)]
+    [1.0, 2.25, 4.2356]
+    """
+    harmonic = [0.0, *itertools.accumulate(1 / k for k in range(1, workers + 1))]
+    mean = harmonic[:]  # of the largest of b, by b, with a = 0
+    for a in range(1, workers):
+        row = [mean[1]]
+        for b in range(1, workers - a + 1):
+            row.append((a * mean[b + 1] + b * row[b - 1]) / (a + b))
+        mean = row
+    return harmonic[workers - 1] + mean[1]
 
 
 def accepted(workers: int, threshold: float) -> tuple[float, float]:
