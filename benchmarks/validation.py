@@ -163,23 +163,25 @@ def problem_of(algorithm: str) -> Problem:
     return Problem(np.zeros(D, np.float32), lambda x, rank, t: np.full(D, 1e-3, np.float32), lambda x: 0.0)
 
 
-def iteration(trace: Trace, case: Case, steps: int) -> tuple[float, float]:
+def iteration(trace: Trace, case: Case) -> tuple[float, float]:
     """Long-run seconds per iteration, and the mean of the drawn compute times in it [s].
 
     Two fifths of each worker's iterations, after two fifths; of the server's updates where workers skip some.
-    All workers are alike here, so their seconds are averaged: a mean of their rates would be 1/48 too quick
-    over 48 exponential times.
+    All workers are alike here, so their seconds are added and divided by all their iterations: a mean of their
+    rates would be 1/48 too quick over 48 exponential times.
     """
-    low, high = 2 * steps // 5, 4 * steps // 5
+    def pace(ends: list[list[float]]) -> float:
+        parts = [v[2 * len(v) // 5: 4 * len(v) // 5 + 1] for v in ends]
+        return sum(v[-1] - v[0] for v in parts) / sum(len(v) - 1 for v in parts)
+
     if case.staged or case.algorithm == "zero":  # whose gradients come in pieces
-        clocks = [[e.time for e in trace.marks("clock") if e.node == w] for w in trace.workers]
-        return float(np.mean([v[high] - v[low] for v in clocks])) / (high - low), gradient_time(trace, case)
+        return pace([[e.time for e in trace.marks("clock") if e.node == w] for w in trace.workers]), gradient_time(
+            trace, case)
     done = {w: [e for e in trace.of(Computed, w) if e.work == "gradient"] for w in trace.workers}
-    drawn = float(
-        np.mean([e.time - e.start for events in done.values() for e in events[low + 1: high + 1]]))
+    drawn = float(np.mean([e.time - e.start for v in done.values() for e in v[2 * len(v) // 5 + 1: 4 * len(v) // 5 + 1]]))
     ends = [[e.time for e in trace.marks("update")]] if case.algorithm == "backup-workers" else [
         [e.time for e in v] for v in done.values()]
-    return float(np.mean([v[high] - v[low] for v in ends])) / (high - low), drawn
+    return pace(ends), drawn
 
 
 def gradient_time(trace: Trace, case: Case) -> float:
@@ -216,7 +218,7 @@ def measured(case: Case, steps: int, seeds: int) -> tuple[dict[str, Any], dict[s
                              machine=case.machine, seed=first + seed, **case.options)
         trace = perform(experiment, "simulator").trace
         ages = [tau for _, tau in trace.staleness]
-        each, luck = iteration(trace, case, steps)
+        each, luck = iteration(trace, case)
         drawn["part"].append(luck)
         drawn["run"].append(gradient_time(trace, case))
         for name, value in zip(FIGURES, (each, trace.seconds, trace.idle_ratio,

@@ -136,18 +136,14 @@ def ringleader(c: Setting) -> Figures:
     c, n = replace(c, servers=1), c.workers
     if n == 1:
         return asp(c)
-    step, run, mean = None, None, c.times[0].mean
-    if c.together and not c.queues:
-        step = Prediction(mean + c.exchanges[0], "s", "exact",
-                          {"compute E[T]": mean, "transfer": c.exchanges[0]}, "E[T] + exchange", RINGLEADER)
+    step, run = asp(c).get("seconds_per_iteration"), None
+    if step and c.together and not c.queues:
         run = replace(step, value=c.steps * step.value, terms={}, formula="steps x (E[T] + exchange)")
-    elif memoryless(c):
-        last = mean_of_order(c.times, n)
+    elif step and memoryless(c):
+        mean, last = c.times[0].mean, mean_of_order(c.times, n)
         run = Prediction((c.steps - 1) * mean + last, "s", "exact",
                          {"while all compute": (c.steps - 1) * mean, "last gradients": last},
                          "(steps - 1) E[T] + E[largest of n]", RINGLEADER, "no network")
-        step = replace(run, value=run.value / c.steps, formula="seconds / steps",
-                       terms={"compute E[T]": mean, "straggling": (last - mean) / c.steps})
     most = n * (c.steps - 1) + 1  # gradients of a worker, if the others give one each
     out = figures(c, step, run, 0, n * (c.pushed + c.nbytes), unbounded(replace(c, steps=most)))
     out.leave(SIMULATED, "images_per_second", "staleness_mean", "updates")
