@@ -24,7 +24,7 @@ from refsgd.theory.algorithms.centers import approximate
 from refsgd.theory.algorithms.fastest import k_async, k_sync, rennala, ringleader, ringmaster
 from refsgd.theory.algorithms.fetching import downpour, easgd
 from refsgd.theory.algorithms.gossip import adpsgd, ako, dpsgd, gosgd, pair_averaging, sgp
-from refsgd.theory.algorithms.local import diloco, local_sgd, post_local
+from refsgd.theory.algorithms.local import diloco, eager_diloco, local_sgd, post_local
 from refsgd.theory.algorithms.peers import hogwild, independent, sequential
 from refsgd.theory.algorithms.pipeline import gpipe, pipedream
 from refsgd.theory.algorithms.ssp import dssp, ssp
@@ -45,8 +45,8 @@ def _named(*formulas: Callable[[Setting], Figures]) -> dict[str, Callable[[Setti
 SERVED = _named(bsp, asp, ssp, dssp, softsync, staleness_aware, backup_workers, downpour, easgd, approximate,
                 k_async, k_sync, rennala, ringmaster, ringleader)
 #: of algorithms without servers; on a flat machine each of their workers has its own host
-PEERS = _named(sequential, independent, hogwild, allreduce, dgc, zero, local_sgd, post_local, diloco, gosgd,
-               ako, adpsgd, pair_averaging, dpsgd, sgp, gpipe, pipedream)
+PEERS = _named(sequential, independent, hogwild, allreduce, dgc, zero, local_sgd, post_local, diloco,
+               eager_diloco, gosgd, ako, adpsgd, pair_averaging, dpsgd, sgp, gpipe, pipedream)
 ALGORITHMS = SERVED | PEERS  #: the formulas that algorithms name in their facts
 
 

@@ -25,7 +25,7 @@ from refsgd.testing import check, explore_algorithm
 
 #: algorithms for which one worker is not plain SGD, and why
 NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker",
-                  "diloco": "the outer step moves beyond the inner ones",
+                  **dict.fromkeys(("diloco", "eager-diloco"), "the outer step moves beyond the inner ones"),
                   "sandblaster": "a step takes all data",
                   "strads": "a step moves some of the blocks",
                   "dgc": "most entries wait in the residual"}

@@ -60,6 +60,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "local-sgd": [{"period": 3}],
     "post-local": [{"period": 3, "switch": 4}],
     "diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "form": "heavy-ball"}],
+    "eager-diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "mode": "delayed"}],
     "dpsgd": [{"order": "atc"}, {"graph": "complete"}],
     "sgp": [{"graph": "ring"}],
     "gpipe": [{"micro": 1}, {"cut": "mincut"}, {"stages": 2}, {"micro": 8, "passes": "1f1b"}],

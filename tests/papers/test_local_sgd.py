@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from refsgd.algorithms.averaging import diloco, local_sgd, post_local
-from refsgd.algorithms.averaging.diloco import outer_step
 from refsgd.algorithms.averaging.local_sgd import mean_move
+from refsgd.algorithms.averaging.outer import outer_step
 from refsgd.algorithms.baselines import independent, sequential
 from refsgd.algorithms.replica import peers
 from refsgd.algorithms.server import bsp
@@ -164,7 +164,7 @@ def forgetful_peer(replica, names, problem, steps, averages):
         g = yield Compute(problem.gradient, replica.x, replica.rank, t)
         yield from replica.apply(g, t)
         if averages(t) or t == steps - 1:
-            move = yield from mean_move(replica.rank, names, start, replica.x, [1] * len(names))
+            move = yield from mean_move(replica.rank, names, replica.x - start, [1] * len(names))
             replica.x = start + move
     return replica.x
 
@@ -175,7 +175,7 @@ def fixed_start_peer(replica, names, problem, steps, averages):
         g = yield Compute(problem.gradient, replica.x, replica.rank, t)
         yield from replica.apply(g, t)
         if averages(t) or t == steps - 1:
-            move = yield from mean_move(replica.rank, names, problem.x0, replica.x, [1] * len(names))
+            move = yield from mean_move(replica.rank, names, replica.x - problem.x0, [1] * len(names))
             replica.x = replica.x + move
     return replica.x
 

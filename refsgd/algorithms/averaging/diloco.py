@@ -32,28 +32,16 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 1: the out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
 
 import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period, mean_move
+from refsgd.algorithms.averaging.outer import Form, check_outer, outer_step
 from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Program
-
-Form = Literal["nesterov", "heavy-ball"]
-
-
-def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float,
-               form: Form) -> tuple[Array, Array]:
-    """OuterOpt: a step along the mean move, Nesterov's in PyTorch's form or the heavy ball's; the new common
-    point and velocity."""
-    number: Any = start.dtype.type
-    velocity: Array = number(momentum) * u + move
-    ahead = move + number(momentum) * velocity if form == "nesterov" else velocity
-    return start + number(lr) * ahead, velocity
 
 
 def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int, period: int, outer_lr: float,
@@ -67,7 +55,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
         if (t + 1) % period == 0 or t == steps - 1:
             images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
             # The mean of all x_j - start, whose negative is the outer gradient.
-            move = yield from mean_move(replica.rank, names, start, replica.x, images)
+            move = yield from mean_move(replica.rank, names, replica.x - start, images)
             start, u = yield Compute(outer_step, start, u, move, outer_lr, outer_momentum, form,
                                      kind="update")
             replica.x, since = start, t + 1
@@ -95,10 +83,7 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
         Of the outer step: DiLoCo's or SlowMo's.
     """
     check_period(period, 1)
-    if not 0 < outer_lr < float("inf"):
-        raise ValueError(f"outer_lr {outer_lr}; expected a finite number > 0")
-    if not 0 <= outer_momentum < 1:
-        raise ValueError(f"outer_momentum {outer_momentum}; expected a number in [0, 1)")
+    check_outer(outer_lr, outer_momentum)
     if form not in ("nesterov", "heavy-ball"):
         raise ValueError(f"form {form!r}; expected nesterov or heavy-ball")
     return deploy(problem, workers, sgd, lambda replica, names: peer(

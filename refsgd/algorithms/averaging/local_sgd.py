@@ -40,16 +40,15 @@ from refsgd.collectives import ring_allreduce
 from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 
-def mean_move(rank: int, names: Sequence[str], start: Array, x: Array,
-              images: Sequence[int]) -> Program[Array]:
-    """All-reduce the moves of the replicas x from their last common point `start`.
+def mean_move(rank: int, names: Sequence[str], move: Array, images: Sequence[int]) -> Program[Array]:
+    """All-reduce the moves d of the replicas from where they started.
 
-    Returns ``sum_j b_j (x_j - start) / sum_j b_j``, the same bits at every peer, where b_j are the examples
-    that peer j has seen since then.
+    Returns ``sum_j b_j d_j / sum_j b_j``, the same bits at every peer, where b_j are the examples that peer j
+    has seen since then.
     """
     share, whole = weights(images)
-    number = x.dtype.type
-    total: Array = yield from ring_allreduce(rank, names, number(share[rank]) * (x - start))
+    number = move.dtype.type
+    total: Array = yield from ring_allreduce(rank, names, number(share[rank]) * move)
     return total / number(whole)
 
 
@@ -62,7 +61,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
         yield from replica.apply(g, t)  # the local update
         if n > 1 and (averages(t) or t == steps - 1):  # t + 1 is in Stich's I_T: synchronise
             images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
-            move = yield from mean_move(replica.rank, names, start, replica.x, images)
+            move = yield from mean_move(replica.rank, names, replica.x - start, images)
             replica.x = start = start + move
             since = t + 1
         yield Mark("clock", t=t)

@@ -1,13 +1,15 @@
-"""Predictions for local SGD, post-local SGD and DiLoCo, whose replicas a ring averages periodically."""
+"""Predictions for local SGD, post-local SGD, DiLoCo and eager DiLoCo, whose replicas a ring averages
+periodically."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
-from refsgd.theory.algorithms.allreduce import collective, through_ring
+from refsgd.theory.algorithms.allreduce import collective, in_step, through_ring
 from refsgd.theory.algorithms.peers import fresh, in_rounds
 from refsgd.theory.estimate import check_count
+from refsgd.theory.phenomena.iteration import mean_time
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import DomainError, Figures, Kind, Prediction
 from refsgd.theory.setting import Setting, clocks, count, figures, weaker
@@ -59,3 +61,25 @@ def post_local(c: Setting) -> Figures:
 def diloco(c: Setting) -> Figures:
     """Local SGD with an outer step at each average."""
     return local_sgd(c, outer=True)
+
+
+def eager_diloco(c: Setting) -> Figures:
+    """The exchange of a round goes on during the next one, and only the last round waits for its own."""
+    h = check_count("period", int(c.options.get("period", 8)))
+    rounds, exchange = -(-c.steps // h), collective(c)
+    last = c.steps - (rounds - 1) * h
+    step = run = None
+    if c.workers == 1 or (in_step(c) and not c.placed):
+        mean, u, e = mean_time(c.times), c.own[0], exchange.time.value
+        kind, told = exchange.time.kind, ("Kale et al. 2025", "equal fixed times")
+        each, end = (max(k * (mean + u) + u, e) for k in (h, last))
+        terms = {"compute E[T]": mean, "transfer": each / h - mean - u - u / h, "update": u + u / h}
+        step = Prediction(each / h, "s", kind, terms, "max(H (T + u) + u, exchange)/H", *told)
+        parts = {"first round": (h if rounds > 1 else last) * (mean + u), "rounds": max(rounds - 2, 0) * each,
+                 "last round": end if rounds > 1 else 0.0, "its exchange": e + u}
+        run = Prediction(math.fsum(parts.values()), "s", kind, parts,
+                         "H (T + u) + the other rounds + exchange + u", *told)
+    out = figures(c, step, run, c.steps, exchange.total / h, fresh(),
+                  clocks(c, 2 * h, 2 * h, "a mean ends no round before all have ended the one before"))
+    out["bytes_sent"] = count(exchange.total * rounds, "bytes", "2 (n-1) M x rounds", rounds=float(rounds))
+    return out
