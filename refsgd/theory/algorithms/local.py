@@ -64,7 +64,7 @@ def diloco(c: Setting) -> Figures:
 
 
 def eager_diloco(c: Setting) -> Figures:
-    """The exchange of a round goes on during the next one, and only the last round waits for its own."""
+    """A round is exchanged during the next one, and only the last round waits for its own exchange."""
     h = check_count("period", int(c.options.get("period", 8)))
     rounds, exchange = -(-c.steps // h), collective(c)
     last = c.steps - (rounds - 1) * h
