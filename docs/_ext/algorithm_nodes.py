@@ -40,7 +40,8 @@ def messages(trace: Trace, steps: int) -> list[Message]:
     """What was sent in an iteration, by class and roles."""
     found = defaultdict[tuple[str, str, str], list[int]](list)
     for e in trace.of(Sent):
-        found[e.message, *(role(trace, node) for node in (e.node, e.to))].append(e.nbytes)
+        if e.node != e.to:  # not between programs of a node
+            found[e.message, *(role(trace, node) for node in (e.node, e.to))].append(e.nbytes)
     return [Message(kind, src, to, len(sizes) / steps, sum(sizes) / len(sizes))
             for (kind, src, to), sizes in found.items()]
 

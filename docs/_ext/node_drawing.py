@@ -39,7 +39,7 @@ def drawing(trace: Trace, label: str, short: bool = False) -> str:
     """The nodes of a run, and an arrow from each one that sent a message to its receiver."""
     workers = [node for node in trace.nodes if trace.is_worker(node)]
     others = [node for node in trace.nodes if not trace.is_worker(node)] + [SHARED] * bool(trace.of(Added))
-    pairs = {(e.node, e.to) for e in trace.of(Sent)}
+    pairs = {(e.node, e.to) for e in trace.of(Sent) if e.node != e.to}  # not between programs of a node
     pairs |= {pair for e in trace.of(Added) for pair in ((e.node, SHARED), (SHARED, e.node))}
     return sketch(workers, pairs, label, others, short)
 
