@@ -39,7 +39,7 @@ def directives(text, name):
 
 
 @pytest.mark.parametrize(("name", "options", "lines", "tips"), [
-    ("bsp", {}, 4, 8), ("allreduce", {}, 4, 4), ("gosgd", {"p": 1}, 6, 12), ("gpipe", {}, 3, 6), ("hogwild", {}, 4, 8)])
+    ("bsp", {}, 4, 8), ("allreduce", {}, 4, 4), ("eager-diloco", {}, 4, 4), ("gosgd", {"p": 1}, 6, 12), ("gpipe", {}, 3, 6), ("hogwild", {}, 4, 8)])
 def test_a_drawing_has_an_arrow_for_each_pair_that_exchanges_messages(name, options, lines, tips):
     svg = drawn(name, "a label", **options)
     assert (svg.count("<line "), svg.count("url(#tip)")) == (lines, tips) and 'aria-label="a label"' in svg
