@@ -81,7 +81,8 @@ class Facts:
     #: workers together
     share: Literal["worker", "replica", "all"] = "worker"
     single: bool = False  #: whether it always has one worker
-    portions: bool = False  #: whether each step uses all data, in portions that any worker may compute
+    portions: bool = False  #: whether each step uses all data, in portions
+    dealt: bool = False  #: whether any worker may compute any share or portion: the first that is free
 
     # exchange
     takes: tuple[str, ...] = ()  #: the options of `EXCHANGE` that its programs use

@@ -34,7 +34,7 @@ def do(args: argparse.Namespace) -> None:
          "SEQUENCE,VOCABULARY, shapes:llama:... (the same), FILE.json", 2)
     print("data sets\n  " + ", ".join(DATA))
     tell("problems without images (--data)\n  quadratic[:LOW,HIGH,MODES,NOISE], integers, "
-         "lasso[:samples,features,correlation], logistic[:...]; none with --net shapes:P", 2)
+         "lasso[:samples,features,correlation], logistic[:...], bandit; none with --net shapes:P", 2)
     print("machines")
     for name, preset in PRESETS.items():
         tell(f"  {name:{width}} {preset.says}", width + 3)

@@ -110,7 +110,7 @@ def run(algorithm: Algorithm, problem: Problem | None = None, **options: Any) ->
         portions take the sum.
     data : str
         Data set: digits (by default), mnist, fashion-mnist, cifar10; or generated: ``quadratic``,
-        ``integers``, ``lasso[:samples,features,correlation]``, ``logistic[:...]``;
+        ``integers``, ``lasso[:samples,features,correlation]``, ``logistic[:...]``, ``bandit``;
         ``quadratic:LOW,HIGH,MODES,NOISE``, with a spectrum of eigenvalues.
     net : str
         One of `refsgd list`; by default the one that fits the data.  ``tiny:8,tanh,squared`` has 8 channels,

@@ -54,6 +54,9 @@ class Problem:
         Minima along single coordinates, see `refsgd.problems.regression`; None: not known.
     spectrum : Spectrum or None
         Of a quadratic whose expected loss formulas predict, see `refsgd.problems.spectral`; None: not known.
+    rollouts : Rollouts or None
+        The gradient in two halves, samples and what a trainer makes of them, see `refsgd.problems.bandit`;
+        None: in one.
     sampled : callable or None
         ``most -> (x -> float)``: the loss on at most so many training examples, always the same ones; None:
         there is only `loss`.
@@ -84,6 +87,7 @@ class Problem:
     chain: Chain | None = None
     coordinates: Any = None
     spectrum: Any = None
+    rollouts: Any = None
     sampled: Callable[[int], Callable[[Array], float]] | None = None
 
     def __post_init__(self) -> None:

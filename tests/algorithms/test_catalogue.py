@@ -27,6 +27,7 @@ from refsgd.testing import check, explore_algorithm
 NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker",
                   **dict.fromkeys(("diloco", "eager-diloco"), "the outer step moves beyond the inner ones"),
                   "sandblaster": "a step takes all data",
+                  "async-rl": "a sample of the next update is begun before this one",
                   "strads": "a step moves some of the blocks",
                   "dgc": "most entries wait in the residual"}
 QUICK = Machine(compute="exponential(0.003)", latency=0.001, bandwidth=20e6)

@@ -272,7 +272,7 @@ def test_portions_of_a_dead_worker_are_computed_by_others_with_the_same_bits():
     for died in (["kill worker 1 at step 30"], ["kill worker 0 at step 0", "kill worker 2 at step 41"]):
         found = refsgd.run("sandblaster", faults=died, on_death="continue", **given)
         assert found.parameters_sha256 == plain.parameters_sha256 and len(found.trace.dead) == len(died)
-    with pytest.raises(ValueError, match="portions go to the workers that are left; expected stop or continue"):
+    with pytest.raises(ValueError, match="no worker has a share of its own; expected stop or continue"):
         refsgd.run("sandblaster", faults=died, on_death="shrink", **given)
 
 

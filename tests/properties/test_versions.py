@@ -9,9 +9,9 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
-from tests.catalogue import having
+from tests.catalogue import DEALT, having
 from tests.ledger import with_bodies
-from tests.properties.coordinates import AGAIN, FREE, STAGED, UNEQUAL, Marked, rank_of
+from tests.properties.coordinates import FREE, STAGED, UNEQUAL, Marked, rank_of
 from tests.wrong import wrong_deployment
 
 #: algorithms whose servers apply gradients, with options and the number of servers
@@ -175,7 +175,7 @@ def hold_clocks(deploy, **options):
         assert computed and [e.values["t"] for e in run.trace.marks("clock") if e.node == node] == computed
 
 
-@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in (*STAGED, *AGAIN)])
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in (*STAGED, *DEALT)])
 def test_clocks_are_those_of_the_gradients(name):
     hold_clocks(CATALOGUE[name], **CLOCKS.get(name, {}))
 

@@ -26,6 +26,7 @@ from refsgd.runtimes.faults import POLICIES, draw
 from refsgd.runtimes.faulty import Faulty
 from refsgd.runtimes.processes.local import run
 from refsgd.trace import Crashed
+from tests.catalogue import NOT_BY_RANK
 from tests.runtimes.outcomes import outcome
 
 
@@ -65,7 +66,6 @@ MACHINES = [Machine(), Machine(compute="exponential(0.004)"), Machine(compute="f
 
 
 STOPPED = 1.0  # seconds after which a stopped process is ended here
-NOT_BY_RANK = {"gpipe", "pipedream", "sandblaster"}  # no worker computes `problem.gradient` under its own rank
 
 
 def unplanned(rng, seed, name, transport):

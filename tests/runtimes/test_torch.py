@@ -18,6 +18,7 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from tests.catalogue import NOT_BY_RANK
 from tests.runtimes.launched import (
     ENDINGS,
     FAILS,
@@ -204,8 +205,7 @@ LOST = "refsgd: rank {} has died, or the connection to it is lost; all ranks end
     pytest.param("SIGKILL", 1, 40, marks=pytest.mark.long)])
 def test_a_rank_that_dies_ends_all_ranks(kind, nodes, count, tmp_path):
     """At any step of any worker of any algorithm: one line, of the rank that died, and no agent of torchrun waits."""
-    by_other_ranks = {"gpipe", "pipedream", "sandblaster"}  # none computes `problem.gradient` under its own rank
-    names = sorted(set(CATALOGUE) - {"hogwild", "sequential"} - by_other_ranks)
+    names = sorted(set(CATALOGUE) - {"hogwild", "sequential"} - NOT_BY_RANK)
     note = tmp_path / "note"
     for seed in range(count):
         rng = random.Random(seed)

@@ -88,7 +88,8 @@ def direct(shards: Sequence[str], pairs: Sequence[tuple[int, float, float]], rat
 
 
 @declare(Facts(
-    ("servers",), "all", portions=True, because={"": "its shards compute with whole vectors, in equal parts"},
+    ("servers",), "all", portions=True, dealt=True,
+    because={"": "its shards compute with whole vectors, in equal parts"},
     mean_of="each of its steps uses all data, for any number of workers",
     only_sgd="L-BFGS computes a direction of its own",
     unscheduled="its line search sets the length of each step, and the rate only that of the first",

@@ -65,12 +65,13 @@ def _check_policy(experiment: Experiment, runtime: str, on_death: str, planned: 
                     "simulator, processes or tcp")
     if on_death != "stop" and (lost := experiment.facts.unshared):
         raise Usage(f"on_death {on_death} with {experiment.name}: {lost}; expected stop")
-    if on_death in ("shrink", "restart") and experiment.facts.portions:
-        raise Usage(f"on_death {on_death} with {experiment.name}, whose portions go to the workers that are "
-                    "left; expected stop or continue")
+    if on_death in ("shrink", "restart") and experiment.facts.dealt:
+        raise Usage(f"on_death {on_death} with {experiment.name}, where no worker has a share of its own; "
+                    f"expected stop{' or continue' if survives_workers(experiment.nodes) else ''}")
     if on_death == "continue" and not survives_workers(experiment.nodes):
         raise Usage(f"on_death continue with {experiment.name}, whose programs wait for every worker (no "
-                    "Node says survives=True); expected stop, shrink or restart")
+                    "Node says survives=True); expected stop"
+                    + ", shrink or restart" * (not experiment.facts.dealt))
     if on_death == "continue" and experiment.training and experiment.training.scale_lr and (
             not experiment.facts.collects):  # as many gradients of any workers
         raise Usage(f"on_death continue with scale_lr and {experiment.name}, whose rate would remain that of "

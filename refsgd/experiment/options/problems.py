@@ -15,9 +15,10 @@ from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_kind, check_problem, checked, suggestion
 from refsgd.experiment.options.batches import own_batches
 from refsgd.problems import Problem, classification, integer_gradients, quadratic, transformer
+from refsgd.problems.bandit import bandit
 from refsgd.problems.data.shards import concentration
 from refsgd.problems.problem import described, one_image, with_batches
-from refsgd.problems.regression import generated
+from refsgd.problems.regression import KINDS, generated
 from refsgd.problems.shapes import LayerSizes, of_layers, of_net, shape_only
 from refsgd.problems.spectral import generated as with_spectrum
 from refsgd.trace.schema import COUNT, NUMBER, TEXT, Kind, misfit
@@ -25,7 +26,7 @@ from refsgd.trace.schema import COUNT, NUMBER, TEXT, Kind, misfit
 DEFAULT_DATA = "digits"
 LARGEST_NET = 2**31  #: parameters of a net that is trained: 8 GiB in each of its vectors
 ABSTRACT = ("quadratic", "integers")  #: data without images, whose batches only weigh gradients
-REGRESSION = ("lasso", "logistic")
+GENERATED = (*KINDS, "bandit")  #: data without a net, of which a gradient has a batch
 _AMOUNT = Kind("a number, at least 0", lambda value: NUMBER.fits(value) and value >= 0)
 _LAYER = {"name": TEXT, "parameters": COUNT, "operations": _AMOUNT, "activations": _AMOUNT}
 
@@ -49,14 +50,16 @@ def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int],
         return quadratic(workers=workers, noise=0.1, seed=seed, batches=uneven)
     if data == "integers":
         return integer_gradients(workers=workers, seed=seed, batches=uneven)
-    if data.partition(":")[0] in ("lasso", "logistic"):
+    if data == "bandit":
+        return bandit(batch=batch, seed=seed)
+    if data.partition(":")[0] in KINDS:
         return generated(data, workers, batch, seed, shards)
     from refsgd.problems.data import NAMES, load
     from refsgd.problems.nn import nets
 
     if data.partition(":")[0] not in NAMES:
         raise Usage(f"data {data!r} is unknown; expected one of {', '.join(NAMES)}, quadratic, integers, "
-                    f"lasso, logistic, or none with --net shapes:P{suggestion(data, NAMES)}")
+                    f"lasso, logistic, bandit, or none with --net shapes:P{suggestion(data, NAMES)}")
     check_net(net, ", or shapes:P for a shape-only net of P parameters")
     dataset = load(data).hold_back(validation)
     try:
@@ -97,7 +100,7 @@ def check_used(own: bool, data: str, net: str | None, batch: Any, shards: str, u
         concentration(shards)
     only, abstract = only_sizes(net), data.partition(":")[0] in ABSTRACT
     what = "your own problem" if own else f"net {net}" if only else f"data {data}"
-    trained = not (abstract or data.partition(":")[0] in REGRESSION)
+    trained = not (abstract or data.partition(":")[0] in GENERATED)
     for said, unused, why in (
             (f"data {data}", own and data != DEFAULT_DATA, "which has its own"),
             (f"net {net}", net and (own or not (only or trained)), "whose gradients are not of a net"),
@@ -106,7 +109,7 @@ def check_used(own: bool, data: str, net: str | None, batch: Any, shards: str, u
              "whose gradients are not of images: batches weigh them only where they differ, such as 3,1"),
             (f"start {start}", start is not None and (own or only or not trained),
              "which has its own starting point" if own else "whose parameters are not of a net that learns"),
-            (f"shards {shards}", shards != "iid" and (own or abstract or only),
+            (f"shards {shards}", shards != "iid" and (own or abstract or only or data == "bandit"),
              "which divides its own data" if own else "which has no labels"),
             (f"shards {shards}", shards.startswith("dirichlet") and data.startswith("lasso"),
              "whose targets are no classes")):

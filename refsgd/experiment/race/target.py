@@ -186,6 +186,10 @@ class _Nodes:
         """The parameters of all nodes; None while some are missing."""
         if not self.shared:
             newest = {node: newest[node] for node in self.names}
+        if not self.replicas:  # a server without a part, such as a dispatcher, marks no update
+            newest = {node: x for node, x in newest.items() if x is not None}
+            if sum(x.size for x in newest.values()) < self.x0.size:
+                return None
         return joined_model(newest, self.x0, self.replicas, self.parts, self.shared)
 
 

@@ -1,0 +1,187 @@
+"""Asynchronous reinforcement learning: actors draw samples with a policy up to some versions old.
+
+Rollouts take long and differ in length.  A trainer that waits for those of its newest policy leaves most
+machines idle, so actors begin rollouts of later batches up to `ahead` versions early.  It is SSP's bound, on
+samples instead of clocks; and it bounds staleness only if samples are used in the order of their numbers.
+
+Quick facts
+-----------
+synchronous: no, with `ahead` = 0 yes | centralised: yes | roles: n actors (workers), a dispatcher and a
+trainer on one host (servers) | messages per worker and iteration: 1 up, 1 down, 1 to the trainer | bytes per
+worker and iteration: M down (M = 4 d), a sample up and on to the trainer (without rollouts M); per update M
+to the dispatcher | staleness: at most `ahead` in order of admission or with `filter`, else unbounded | clock
+gap: unbounded | momentum: at the trainer | aggregation: mean over the examples of B samples, by their numbers
+| deterministic: with `ahead` = 0 yes, else given the order of arrival
+
+Sample k has the key (k mod n, k div n), whoever draws it: `ahead` = 0 and B = n have the bits of BSP.
+
+What differs from the papers
+----------------------------
+Importance ratios stand for PPO.  Where a problem has no rollouts, a sample is a gradient at the version read.
+AReaL can interrupt a rollout to give it newer weights; here it is drawn to its end.
+
+References
+----------
+Fu et al., "AReaL: a large-scale asynchronous reinforcement learning system for language reasoning",
+arXiv:2505.24298, 2025: its max_head_offpolicyness is `ahead`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Literal, NamedTuple
+
+from refsgd.algorithms.facts import Facts, Options, declare, depends
+from refsgd.algorithms.parts import names
+from refsgd.algorithms.sgd import SGD, mean_gradient
+from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
+from refsgd.problems.bandit import Correct
+
+Order = Literal["admission", "completion"]
+
+
+class Job(NamedTuple):
+    """dispatcher -> actor: draw this sample; number -1: end."""
+
+    number: int
+    x: Array  # (d,), the policy
+    version: int
+
+
+class Done(NamedTuple):
+    """actor -> dispatcher -> trainer: a sample; its actor can draw the next one."""
+
+    worker: str
+    number: int
+    version: int  # of the policy that drew it
+    sample: Any
+
+
+class Admit(NamedTuple):
+    """trainer -> dispatcher: the newest policy, and how many samples may be begun in all."""
+
+    x: Array  # (d,)
+    version: int
+    samples: float
+
+
+def actor(name: str, workers: int, problem: Any) -> Program[None]:
+    """Draw samples until there are no more."""
+    sample = problem.gradient if problem.rollouts is None else problem.rollouts.sample
+    for t in count():
+        _, job = yield Recv(Job, src="dispatcher")
+        if job.number < 0:
+            return
+        drawn = yield Compute(sample, job.x, job.number % workers, job.number // workers)
+        yield Send("dispatcher", Done(name, job.number, job.version, drawn))
+        yield Mark("clock", t=t)
+
+
+def dispatcher(workers: Sequence[str], total: int, policy: Admit) -> Program[None]:
+    """Hand samples on to the trainer, and give actors the next ones as far as these are admitted."""
+    waiting, number, ended = [*workers], 0, 0
+    while True:
+        while waiting and number < min(total, policy.samples):
+            yield Send(waiting.pop(0), Job(number, policy.x, policy.version))
+            number += 1
+        while waiting and number == total:
+            yield Send(waiting.pop(0), Job(-1, policy.x[:0], policy.version))
+            ended += 1
+        if ended == len(workers):
+            return
+        w, message = yield Recv(Done, Admit)
+        if isinstance(message, Admit):
+            policy = message
+            continue
+        waiting.append(w)
+        yield Send("server0", message)
+        if policy.samples <= number < total:
+            yield Mark("block", worker=w)
+
+
+def update(sgd: SGD, problem: Any, x: Array, v: Array, samples: Sequence[Any], examples: Sequence[int],
+           t: int, correct: Correct) -> tuple[Array, Array]:
+    """One step with several samples, in the order given."""
+    if problem.rollouts is not None:
+        samples = [problem.rollouts.surrogate(x, sample, correct) for sample in samples]
+    return sgd.step(x, v, mean_gradient(samples, examples), t)
+
+
+def trainer(workers: int, problem: Any, total: int, size: int, sgd: SGD, ahead: float, correct: Correct,
+            order: Order, filter: bool) -> Program[Array]:
+    """Step with the next `size` samples, or the first that come; returns the parameters, (d,)."""
+    x: Array = problem.x0
+    kept, v, version, used, dropped = dict[int, Done](), sgd.start(x), 0, 0, 0
+    for heard in range(1, total + 1):
+        _, done = yield Recv(Done, src="dispatcher")
+        if filter and version - done.version > ahead:
+            dropped += 1  # another may be begun
+            yield Mark("drop", worker=done.worker, t=done.version, reason="stale")
+            yield Send("dispatcher", Admit(x, version, (ahead + version + 1) * size + dropped))
+        else:
+            kept[done.number] = done
+        while due := [i for i in sorted(kept) if order == "completion" or i < used + size]:
+            if len(due) < size and heard < total:
+                break
+            batch, used = [kept.pop(i) for i in due], used + len(due)
+            examples = [problem.images(i % workers, i // workers) for i in due]
+            x, v = yield Compute(update, sgd, problem, x, v, [done.sample for done in batch], examples,
+                                 version, correct, kind="update")
+            yield Mark("update", part=0, version=version, images=sum(examples), x=x,
+                       reads=tuple((done.worker, done.version) for done in batch))
+            version += 1
+            yield Send("dispatcher", Admit(x, version, (ahead + version + 1) * size + dropped))
+    return x
+
+
+def size_of(workers: int, options: Options) -> int:
+    """B, by default the number of workers; raises ValueError if it is not at least 1."""
+    size = workers if options["rollouts"] is None else options["rollouts"]
+    if size < 1:
+        raise ValueError(f"rollouts {size}; expected at least 1")
+    return int(size)
+
+
+def needs(options: Options, workers: int) -> dict[str, str]:
+    """In order of admission no sample is too old."""
+    return {} if options["order"] == "completion" else {"filter": "order completion"}
+
+
+@declare(Facts(
+    because={"": "its actors send samples, which become gradients at the trainer"}, needs=needs,
+    dealt=True, updates=depends, mean_of=size_of, collects=True, holds="pushed", recursion="waits",
+    lost="the sample that it was drawing",
+    no_formula="how long actors and trainer wait for each other depends on the order of completion"))
+def async_rl(problem: Any, workers: int, steps: int, sgd: SGD, *, ahead: float = 1,
+             rollouts: int | None = None, correct: Correct = "none", order: Order = "admission",
+             filter: bool = False) -> Deployment:
+    """Deploy asynchronous reinforcement learning.
+
+    Parameters
+    ----------
+    ahead : int or inf
+        Versions by which a sample may be begun early, >= 0; 0 is synchronous.
+    rollouts : int, optional
+        B >= 1, the samples of an update, by default the number of workers.
+    correct : {"none", "is", "truncated"}
+        Weight of each choice in a sample: 1, its importance ratio, or the ratio up to 2.
+    order : {"admission", "completion"}
+        Whether samples are used in the order in which they were begun or in which they end.
+    filter : bool
+        Drop samples that are more than `ahead` versions old.
+    """
+    if not ahead >= 0:
+        raise ValueError(f"ahead {ahead}; expected at least 0")
+    if correct not in ("none", "is", "truncated") or order not in ("admission", "completion"):
+        raise ValueError(f"correct {correct!r}, order {order!r}; expected none, is or truncated, and "
+                         "admission or completion")
+    if correct != "none" and problem.rollouts is None:
+        raise ValueError(f"correct {correct} with a problem without rollouts, whose samples are gradients; "
+                         "expected none, or data bandit")
+    ws, (server,) = names(workers, 1)
+    size, total = size_of(workers, {"rollouts": rollouts}), workers * steps
+    begin = Admit(problem.x0, 0, (ahead + 1) * size)
+    main = trainer(workers, problem, total, size, sgd, ahead, correct, order, filter)
+    return {**{w: Node(actor(w, workers, problem)) for w in ws}, server: Node(main, role="server", rank=0),
+            "dispatcher": Node(dispatcher(ws, total, begin), role="server", rank=0)}
