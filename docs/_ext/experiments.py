@@ -47,6 +47,7 @@ NAMES = {
     "quadratic": "from refsgd.problems import quadratic",
     "generated": "from refsgd.problems.regression import generated",
     "sparse": "from refsgd.problems.regression import sparse",
+    "bandit": "from refsgd.problems.bandit import bandit",
     "integer_gradients": "from refsgd.problems import integer_gradients",
     "final_parameters": "from refsgd.experiment.result import final_parameters",
     "parameters_sha256": "from refsgd.experiment.result import parameters_sha256",

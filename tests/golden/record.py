@@ -43,6 +43,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "staleness-aware": [{"splitting": 2}, {"rule": "odena"}, {"rule": "mishchenko"}],
     "rennala": [{"gradients": 3}],
     "ringmaster": [{"threshold": 2}],
+    "async-rl": [{"ahead": 0}, {"order": "completion", "filter": True}],
     "dc-asgd": [{"compensation": 0.1}, {"adaptive": True}],
     "consgd": [{"staleness": 1}],
     "dynsgd": [{"staleness": 1}],

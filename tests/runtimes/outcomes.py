@@ -8,19 +8,18 @@ from typing import Literal
 from refsgd.algorithms import CATALOGUE
 from refsgd.experiment.prepare import prepare
 from refsgd.runtimes.faults import POLICIES, survives_workers
-from tests.catalogue import FACTS, having
+from tests.catalogue import DEALT, FACTS, having
 
 Outcome = Literal["ends", "refused", "continues", "same bits"]
 #: an error names the culprit | one line before anything runs | to the end, with other parameters | with the
 #: same parameters
 
 #: algorithms in which some node waits for every worker; whose workers hold what nobody else has; whose
-#: parameters do not depend on how long anything takes; whose workers compute any portion
+#: parameters do not depend on how long anything takes; whose workers compute any share
 WAITS = [name for name, function in CATALOGUE.items()
          if not survives_workers(prepare(function, data="quadratic", steps=1, workers=4).deploy())]
 STAGED = having(lambda facts: facts.unshared)
 TIMELESS = having(lambda facts: facts.timeless)
-PORTIONS = having(lambda facts: facts.portions)
 
 
 def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> Outcome:
@@ -34,7 +33,7 @@ def outcome(algorithm: str, fault: str, on_death: str, server: bool = False) -> 
     alone = algorithm == "sequential"
     if algorithm in STAGED and on_death != "stop":
         return "refused"
-    if algorithm in PORTIONS and on_death in ("shrink", "restart"):
+    if algorithm in DEALT and on_death in ("shrink", "restart"):
         return "refused"
     if (on_death == "continue" and algorithm in WAITS) or (on_death == "shrink" and alone):
         return "refused"
