@@ -15,14 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from refsgd.effects import Array
 from refsgd.problems.problem import Problem, with_batches
 
-Correct = Literal["none", "is", "truncated"]
 Samples = tuple[Any, Array, Array]  #: arms chosen, their rewards, log-probabilities when they were; (b,) each
 CUT = 2.0  #: the largest ratio that "truncated" uses
 
@@ -32,7 +31,9 @@ class Rollouts:
     """The gradient in two halves, of which the first may be computed at an older x."""
 
     sample: Callable[[Array, int, int], Samples]  #: ``(x, rank, t)``: choices of the policy x
-    surrogate: Callable[..., Array]  #: ``(x, samples, correct)``: minus the policy gradient at x, (d,)
+    #: ``(x, samples, correct)``: minus the policy gradient at x, (d,), with ratios 1 ("none"), rho ("is") or
+    #: at most 2 ("truncated")
+    surrogate: Callable[..., Array]
 
 
 def log_softmax(x: Array) -> Array:
@@ -69,7 +70,7 @@ def bandit(arms: int = 10, batch: int | Sequence[int] = 16, noise: float = 0.1, 
         rewards = means[chosen] + noise * rng.standard_normal(size)
         return chosen, rewards.astype(x.dtype), logp[chosen]
 
-    def surrogate(x: Array, samples: Samples, correct: Correct = "none") -> Array:
+    def surrogate(x: Array, samples: Samples, correct: str = "none") -> Array:
         chosen, rewards, drawn = samples
         logp = log_softmax(x)
         ratio = np.exp(logp[chosen] - drawn) if correct != "none" else np.ones_like(drawn)

@@ -38,7 +38,7 @@ def oldest(run):
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 6),
        correct=st.sampled_from(["none", "is", "truncated"]), order=st.sampled_from(["admission", "completion"]))
 def test_without_a_lead_it_is_bsp_bit_for_bit(machine, seed, workers, steps, correct, order):
-    """With B = n, whoever draws which sample."""
+    """With B = n, in any order of arrival."""
     problem = bandit(4, [3, 1, 2, 5, 4][:workers])
     ours = async_rl.async_rl(problem, workers, steps, RULE, ahead=0, correct=correct, order=order)
     assert np.array_equal(final(ours, machine, seed), final(bsp.bsp(problem, workers, steps, RULE)))
@@ -54,7 +54,7 @@ def test_without_a_lead_one_worker_is_sequential(seed, order):
 @given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 7), ahead=st.integers(0, 3),
        size=st.integers(1, 6), how=st.sampled_from([{}, {"order": "completion"}, {"order": "completion", "filter": True}]))
 def test_samples_count_once_and_the_gate_holds(machine, seed, workers, steps, ahead, size, how):
-    run = simulate(async_rl.async_rl(ragged(workers), workers, steps, RULE, ahead=ahead, rollouts=size, **how), machine, seed)
+    run = simulate(async_rl.async_rl(ragged(workers), workers, steps, RULE, ahead=ahead, gradients=size, **how), machine, seed)
     ledger(run)
     trace, total = run.trace, workers * steps
     updates, dropped = trace.marks("update"), trace.marks("drop")
@@ -88,7 +88,7 @@ def test_every_schedule_of_a_small_case(how):
         assert oldest(run) <= 1 or how == {"order": "completion"}
 
     for workers, steps, size in ((2, 2, 1), (2, 2, 2), (3, 1, 2)):
-        report = explore(lambda: deployed(workers, steps, 1, rollouts=size, **how), check)
+        report = explore(lambda: deployed(workers, steps, 1, gradients=size, **how), check)
         assert report.complete and report.runs > 1
 
 
@@ -99,10 +99,10 @@ def test_the_gate_alone_does_not_bound_staleness():
         assert all(e.values["version"] - read <= 1 for e in first for _, read in e.values["reads"])
 
     with pytest.raises(Counterexample) as found:
-        explore(lambda: deployed(2, 2, 1, rollouts=1, order="completion"), check)
+        explore(lambda: deployed(2, 2, 1, gradients=1, order="completion"), check)
     assert "staleness 2" in str(found.value)
     for how in ({}, {"order": "completion", "filter": True}):
-        assert explore(lambda how=how: deployed(2, 2, 1, rollouts=1, **how), check).complete
+        assert explore(lambda how=how: deployed(2, 2, 1, gradients=1, **how), check).complete
 
 
 # -- times -------------------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_cycle_of_a_closed_queue(workers, rollout, update, ahead):
 def test_no_law_is_faster_than_the_trainer_or_all_actors(law, order):
     """cycle >= max(E[T_u], B E[T_r]/n), which a large lead comes close to."""
     machine = Machine(compute=law, update="fixed(0.2)")
-    seconds = [simulate(deployed(6, 600, ahead, rollouts=3, order=order), machine, 1, observe=1).trace.seconds / 1200
+    seconds = [simulate(deployed(6, 600, ahead, gradients=3, order=order), machine, 1, observe=1).trace.seconds / 1200
                for ahead in (0, 2, 32)]
     assert seconds == sorted(seconds, reverse=True) and 0.5 * 0.93 < seconds[-1] < 0.5 * 1.2
 
@@ -160,7 +160,7 @@ def test_other_samples_than_those_of_bsp_are_caught(right, wrong):
 def test_a_filter_that_keeps_the_place_of_what_it_drops_is_caught():
     """WRONG: rejected samples count as submitted, and in the end all actors but those of one batch wait."""
     wrong = wrong_deployment(async_rl.async_rl, "dropped += 1", "pass")
-    right, wrong = (simulate(deployed(4, 60, 2, deploy, rollouts=1, order="completion", filter=True), UNEVEN)
+    right, wrong = (simulate(deployed(4, 60, 2, deploy, gradients=1, order="completion", filter=True), UNEVEN)
                     for deploy in (async_rl.async_rl, wrong))
     assert right.trace.marks("drop") and wrong.trace.seconds > 1.5 * right.trace.seconds
 
@@ -168,14 +168,14 @@ def test_a_filter_that_keeps_the_place_of_what_it_drops_is_caught():
 def test_a_trainer_that_recomputes_the_probabilities_is_caught():
     """WRONG: with the probabilities of now all ratios are 1, which is `none` without saying so."""
     problem = bandit(4, 4)
-    deploy = wrong_deployment(async_rl.async_rl, "problem.rollouts.surrogate(x, sample, correct)",
-                              "problem.rollouts.surrogate(x, sample)")
+    deploy = wrong_deployment(async_rl.async_rl, "rollouts.surrogate(x, sample, correct)",
+                              "rollouts.surrogate(x, sample)")
     results = [final(make(problem, 3, 8, SGD(1.0), correct="is"), FREE) for make in (async_rl.async_rl, deploy)]
     assert not np.array_equal(*results)
     assert np.array_equal(results[1], final(async_rl.async_rl(problem, 3, 8, SGD(1.0)), FREE))
 
 
-@pytest.mark.parametrize("options", [{"ahead": -1}, {"ahead": math.nan}, {"rollouts": 0}, {"correct": "no"}, {"order": "no"},
+@pytest.mark.parametrize("options", [{"ahead": -1}, {"ahead": math.nan}, {"gradients": 0}, {"correct": "no"}, {"order": "no"},
                                      {"correct": "is"}])
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected"):

@@ -1,8 +1,9 @@
 """Asynchronous reinforcement learning: actors draw samples with a policy up to some versions old.
 
-Rollouts take long and differ in length.  A trainer that waits for those of its newest policy leaves most
-machines idle, so actors begin rollouts of later batches up to `ahead` versions early.  It is SSP's bound, on
-samples instead of clocks; and it bounds staleness only if samples are used in the order of their numbers.
+Rollouts differ in length.  A trainer that waits for those of its newest policy leaves most machines idle, so
+actors begin those of later batches up to `ahead` versions early: SSP's bound, on samples instead of clocks.
+It bounds staleness only if samples are used in the order of their numbers.  Sample k has the key (k mod n,
+k div n), in whichever actor: `ahead` = 0 and B = n have the bits of BSP.
 
 Quick facts
 -----------
@@ -13,39 +14,38 @@ to the dispatcher | staleness: at most `ahead` in order of admission or with `fi
 gap: unbounded | momentum: at the trainer | aggregation: mean over the examples of B samples, by their numbers
 | deterministic: with `ahead` = 0 yes, else given the order of arrival
 
-Sample k has the key (k mod n, k div n), whoever draws it: `ahead` = 0 and B = n have the bits of BSP.
-
 What differs from the papers
 ----------------------------
-Importance ratios stand for PPO.  Where a problem has no rollouts, a sample is a gradient at the version read.
-AReaL can interrupt a rollout to give it newer weights; here it is drawn to its end.
+Importance ratios stand for PPO; without rollouts a sample is a gradient at the version read.  AReaL can
+interrupt a rollout to give it newer weights; here it is drawn to its end.
 
 References
 ----------
 Fu et al., "AReaL: a large-scale asynchronous reinforcement learning system for language reasoning",
-arXiv:2505.24298, 2025: its max_head_offpolicyness is `ahead`.
+arXiv:2505.24298, 2025; its max_head_offpolicyness is `ahead`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from refsgd.algorithms.facts import Facts, Options, declare, depends
+from refsgd.algorithms.facts import Facts, declare, depends
 from refsgd.algorithms.parts import names
+from refsgd.algorithms.server.rennala import batch
 from refsgd.algorithms.sgd import SGD, mean_gradient
 from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, Send
-from refsgd.problems.bandit import Correct
 
+Correct = Literal["none", "is", "truncated"]
 Order = Literal["admission", "completion"]
 
 
 class Job(NamedTuple):
-    """dispatcher -> actor: draw this sample; number -1: end."""
+    """dispatcher -> actor: draw this sample with this policy."""
 
-    number: int
-    x: Array  # (d,), the policy
+    number: int  # -1: there are no more
+    x: Array  # (d,)
     version: int
 
 
@@ -100,11 +100,11 @@ def dispatcher(workers: Sequence[str], total: int, policy: Admit) -> Program[Non
             yield Mark("block", worker=w)
 
 
-def update(sgd: SGD, problem: Any, x: Array, v: Array, samples: Sequence[Any], examples: Sequence[int],
-           t: int, correct: Correct) -> tuple[Array, Array]:
+def update(sgd: SGD, x: Array, v: Array, t: int, samples: Sequence[Any], examples: Sequence[int],
+           rollouts: Any, correct: Correct) -> tuple[Array, Array]:
     """One step with several samples, in the order given."""
-    if problem.rollouts is not None:
-        samples = [problem.rollouts.surrogate(x, sample, correct) for sample in samples]
+    if rollouts is not None:
+        samples = [rollouts.surrogate(x, sample, correct) for sample in samples]
     return sgd.step(x, v, mean_gradient(samples, examples), t)
 
 
@@ -124,37 +124,25 @@ def trainer(workers: int, problem: Any, total: int, size: int, sgd: SGD, ahead: 
         while due := [i for i in sorted(kept) if order == "completion" or i < used + size]:
             if len(due) < size and heard < total:
                 break
-            batch, used = [kept.pop(i) for i in due], used + len(due)
+            taken, used = [kept.pop(i) for i in due], used + len(due)
             examples = [problem.images(i % workers, i // workers) for i in due]
-            x, v = yield Compute(update, sgd, problem, x, v, [done.sample for done in batch], examples,
-                                 version, correct, kind="update")
+            x, v = yield Compute(update, sgd, x, v, version, [done.sample for done in taken], examples,
+                                 problem.rollouts, correct, kind="update")
             yield Mark("update", part=0, version=version, images=sum(examples), x=x,
-                       reads=tuple((done.worker, done.version) for done in batch))
+                       reads=tuple((done.worker, done.version) for done in taken))
             version += 1
             yield Send("dispatcher", Admit(x, version, (ahead + version + 1) * size + dropped))
     return x
 
 
-def size_of(workers: int, options: Options) -> int:
-    """B, by default the number of workers; raises ValueError if it is not at least 1."""
-    size = workers if options["rollouts"] is None else options["rollouts"]
-    if size < 1:
-        raise ValueError(f"rollouts {size}; expected at least 1")
-    return int(size)
-
-
-def needs(options: Options, workers: int) -> dict[str, str]:
-    """In order of admission no sample is too old."""
-    return {} if options["order"] == "completion" else {"filter": "order completion"}
-
-
 @declare(Facts(
-    because={"": "its actors send samples, which become gradients at the trainer"}, needs=needs,
-    dealt=True, updates=depends, mean_of=size_of, collects=True, holds="pushed", recursion="waits",
-    lost="the sample that it was drawing",
+    because={"": "its actors send samples, which become gradients at the trainer"},
+    # in order of admission no sample is too old
+    needs=lambda options, workers: {"filter": "order completion"} if options["order"] == "admission" else {},
+    dealt=True, updates=depends, mean_of=batch, collects=True, holds="pushed", recursion="waits",
     no_formula="how long actors and trainer wait for each other depends on the order of completion"))
 def async_rl(problem: Any, workers: int, steps: int, sgd: SGD, *, ahead: float = 1,
-             rollouts: int | None = None, correct: Correct = "none", order: Order = "admission",
+             gradients: int | None = None, correct: Correct = "none", order: Order = "admission",
              filter: bool = False) -> Deployment:
     """Deploy asynchronous reinforcement learning.
 
@@ -162,7 +150,7 @@ def async_rl(problem: Any, workers: int, steps: int, sgd: SGD, *, ahead: float =
     ----------
     ahead : int or inf
         Versions by which a sample may be begun early, >= 0; 0 is synchronous.
-    rollouts : int, optional
+    gradients : int, optional
         B >= 1, the samples of an update, by default the number of workers.
     correct : {"none", "is", "truncated"}
         Weight of each choice in a sample: 1, its importance ratio, or the ratio up to 2.
@@ -171,17 +159,16 @@ def async_rl(problem: Any, workers: int, steps: int, sgd: SGD, *, ahead: float =
     filter : bool
         Drop samples that are more than `ahead` versions old.
     """
+    for name, value, known in (("correct", correct, Correct), ("order", order, Order)):
+        if value not in get_args(known):
+            raise ValueError(f"{name} {value!r}; expected {' or '.join(get_args(known))}")
     if not ahead >= 0:
         raise ValueError(f"ahead {ahead}; expected at least 0")
-    if correct not in ("none", "is", "truncated") or order not in ("admission", "completion"):
-        raise ValueError(f"correct {correct!r}, order {order!r}; expected none, is or truncated, and "
-                         "admission or completion")
     if correct != "none" and problem.rollouts is None:
-        raise ValueError(f"correct {correct} with a problem without rollouts, whose samples are gradients; "
-                         "expected none, or data bandit")
+        raise ValueError(f"correct {correct} with samples that are gradients; expected none, or data bandit")
     ws, (server,) = names(workers, 1)
-    size, total = size_of(workers, {"rollouts": rollouts}), workers * steps
-    begin = Admit(problem.x0, 0, (ahead + 1) * size)
+    size, total = batch(workers, {"gradients": gradients}), workers * steps
+    first = Admit(problem.x0, 0, (ahead + 1) * size)
     main = trainer(workers, problem, total, size, sgd, ahead, correct, order, filter)
     return {**{w: Node(actor(w, workers, problem)) for w in ws}, server: Node(main, role="server", rank=0),
-            "dispatcher": Node(dispatcher(ws, total, begin), role="server", rank=0)}
+            "dispatcher": Node(dispatcher(ws, total, first), role="server", rank=0)}
