@@ -137,17 +137,14 @@ def explored(algorithm: str, options: dict[str, Any], max_runs: int = 150) -> di
 
 
 def real(algorithm: str, options: dict[str, Any], runtime: str) -> dict[str, Any]:
-    """What a run as OS processes has in common with every other: counts, and the parameters where no
-    schedule changes them."""
+    """What a run as OS processes has in common with every other: the number of updates and the parameters, where
+    no schedule changes them."""
     common = {"data": "integers", "workers": 4, "steps": 6, "lr": 0.25, **options}
-    finals = {refsgd.run(algorithm, machine=machine, seed=seed, **common).parameters_sha256
-              for machine, seed in ((QUICK, 0), (QUICK, 1),
-                                    (
-                                        QUICK.with_(speeds=(1,) if algorithm == "sequential"
-                                                    else (1, 0.2, 5, 1)), 2))}
+    machines = (QUICK, 0), (QUICK, 1), (QUICK.with_(speeds=(1,) if algorithm == "sequential" else (1, 0.2, 5, 1)), 2)
     result = refsgd.run(algorithm, machine=QUICK, runtime=runtime, **common)
-    return {"updates": result.measured["updates"]} | ({"parameters": result.parameters_sha256[:16]}
-                                                      if len(finals) == 1 else {})
+    others = [refsgd.run(algorithm, machine=machine, seed=seed, **common) for machine, seed in machines]
+    found = {"updates": lambda run: run.measured["updates"], "parameters": lambda run: run.parameters_sha256[:16]}
+    return {name: of(result) for name, of in found.items() if len(set(map(of, others))) == 1}
 
 
 def collect() -> dict[str, Any]:
