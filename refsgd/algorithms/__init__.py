@@ -31,7 +31,8 @@ from types import ModuleType
 from refsgd.algorithms.facts import declared
 from refsgd.effects import Deployment
 
-FAMILIES = ("baselines", "server", "averaging", "allreduce", "gossip", "shared_memory", "pipeline")
+FAMILIES = ("baselines", "server", "averaging", "federated", "allreduce", "gossip", "shared_memory",
+            "pipeline")
 
 #: those compared by default: one worker, and the seven of Ko et al., "An in-depth analysis of distributed
 #: training of deep neural networks", IPDPS 2021

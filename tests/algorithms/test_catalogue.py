@@ -26,6 +26,8 @@ from refsgd.testing import check, explore_algorithm
 #: algorithms for which one worker is not plain SGD, and why
 NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker",
                   **dict.fromkeys(("diloco", "eager-diloco"), "the outer step moves beyond the inner ones"),
+                  "fedasync": "the server moves only a part of the way",
+                  "fedbuff": "a move is rounded",
                   "sandblaster": "a step takes all data",
                   "async-rl": "a sample of the next update is begun before this one",
                   "strads": "a step moves some of the blocks",

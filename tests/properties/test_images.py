@@ -85,6 +85,7 @@ def test_the_rate_of_computed_gradients_at_a_nominal_batch_is_another(name):
 
 # -- whole runs ----------------------------------------------------------------------------------------------
 
+PERIODS = {name: {"period": 1} for name in ("fedavg", "scaffold", "fedbuff", "fedasync")}  # a read for each gradient
 EACH = (3, 1, 2, 2)  # images of each worker's gradients
 
 
@@ -107,7 +108,7 @@ def test_after_a_death_what_is_done_again_from_older_parameters_counts_once(name
     machine = Machine(compute="exponential(0.02)", latency=0.001, bandwidth=1e6, speeds=(1, 1, 0.5, 2))
     try:
         result = refsgd.run(name, data="quadratic", batch=EACH, workers=4, steps=8, lr=0.05, machine=machine,
-                            servers=2 if name in ("asp", "ssp", "bsp") else 1, seed=3, on_death=policy,
+                            servers=2 if name in ("asp", "ssp", "bsp") else 1, seed=3, on_death=policy, **PERIODS.get(name, {}),
                             faults=["kill worker 1 at step 4"])
     except Usage as refused:
         assert "on_death" in str(refused)

@@ -26,7 +26,7 @@ def updates_of(name, node, marks):
     """Computations of kind "update" that a node is charged for, by its marks."""
     if name in ("adpsgd", "hogwild"):  # plain Python, and additions
         return 0
-    if name == "easgd" and node.startswith("worker"):
+    if name in ("easgd", "fedavg", "scaffold", "fedbuff", "fedasync") and node.startswith("worker"):
         return STEPS
     return marks + ("diloco" in name)  # the outer step of the only round
 

@@ -211,7 +211,7 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
 
 REST = sorted({*having(lambda facts: facts.formula)} - set(DEPLOY))
 LEFT = {"backup-workers", "downpour", "dssp", "gpipe", "pipedream", "zero",
-        "k-async", "k-sync", "rennala", "ringmaster", "ringleader"}  # to a simulation
+        "k-async", "k-sync", "rennala", "ringmaster", "ringleader", "fedbuff", "fedasync"}  # to a simulation
 QUEUES = {"easgd", "downpour", "backup-workers", "pair-averaging"}  # not exact where messages queue
 
 
@@ -260,6 +260,10 @@ def test_the_catalogue_at_fixed_times(name, n):
             assert trace.lead <= p["lead_max"].value and trace.clock_gap <= p["clock_gap_max"].value
 
 
+#: 50 steps are few rounds of 8, and so few draws that 8 runs differ by more than 5 %
+ROUNDS = {name: {"period": 2} for name in ("fedavg", "scaffold", "fedbuff", "fedasync")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(REST, *sorted(set(REST) - {"consgd", "dynsgd"})))  # SSP's formulas
 def test_the_catalogue_at_random_times(name):
@@ -267,7 +271,7 @@ def test_the_catalogue_at_random_times(name):
     staleness within 5 %."""
     for latency, bandwidth in ((0.002, math.inf), (0.001, 8e5)):
         machine = Machine(compute="exponential(0.02)", latency=latency, bandwidth=bandwidth)
-        p, runs = catalogue_row(name, machine, 4, 50, 8)
+        p, runs = catalogue_row(name, machine, 4, 50, 8, **ROUNDS.get(name, {}))
         if "seconds" in p and p["seconds"].kind != "bound":
             assert p["seconds"].value == pytest.approx(np.mean([t.seconds for t in runs]), rel=0.05)
         if "idle_ratio" in p:

@@ -1,0 +1,145 @@
+"""What federated algorithms share: a server gives clients a model and some steps; they return what became of
+it.
+
+A client waits until it is asked.  Its velocity is its own and is kept between its jobs, as in local SGD; the
+papers' plain SGD has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from refsgd.algorithms.averaging.local_sgd import check_period
+from refsgd.algorithms.facts import Facts
+from refsgd.algorithms.parts import Objective, Shard
+from refsgd.algorithms.sgd import SGD, mean_gradient
+from refsgd.effects import Array, Choose, Compute, Died, Mark, Program, Recv, Send
+
+
+class Work(NamedTuple):
+    """server -> client: train this model."""
+
+    x: Array  # (d,)
+    version: int  # updates applied to it so far
+    t: int  # the first step, which decides the batch
+    steps: int
+    control: Any = None  # (d,) in SCAFFOLD: the mean gradient of all clients
+
+
+class Trained(NamedTuple):
+    """client -> server: the model after these steps."""
+
+    x: Array  # (d,)
+    examples: int  # in all steps together
+    version: int  # of the model with which they began
+    control: Any = None  # (d,) in SCAFFOLD: by how much the client's own mean gradient has changed
+
+
+class Stop(NamedTuple):
+    """server -> client: there is no more work."""
+
+
+Weight = Literal["constant", "polynomial", "hinge"]
+Answers = Sequence[tuple[str, Trained]]  #: clients with what they have sent
+
+CLIENTS = Facts(holds="replica", collects=True,
+                because={"": "clients and server exchange models, which are complete only after the update"})
+
+
+def client(rank: int, server: str, problem: Objective, sgd: SGD, mu: float = 0.0) -> Program[Array]:
+    """Train each model that comes until there is no more work; returns the last, (d,).
+
+    `mu` pulls back to the model with which a job began (FedProx).
+    """
+    x, v = problem.x0, sgd.start(problem.x0)
+    while True:
+        _, job = yield Recv(Work, Stop, src=server)
+        if isinstance(job, Stop):
+            return x
+        x, examples = job.x, 0
+        for t in range(job.t, job.t + job.steps):
+            g: Array = yield Compute(problem.gradient, x, rank, t)
+            if mu:
+                g = g + np.float32(mu) * (x - job.x)
+            x, v = yield Compute(sgd.step, x, v, g, t, kind="update")
+            examples += problem.images(rank, t)
+            yield Mark("clock", t=t)
+        yield Send(server, Trained(x, examples, job.version))
+
+
+def weighted(staleness: int, weight: Weight) -> float:
+    """The weight of a model by its staleness, as Xie et al. recommend: 1/sqrt(1 + tau), or a hinge at 4."""
+    if weight == "hinge":
+        return 1 / (10 * max(staleness - 4, 0) + 1)
+    return 1.0 if weight == "constant" else 1 / math.sqrt(1 + staleness)
+
+
+def check(period: int, weight: Weight, rate: float) -> None:
+    """Raise ValueError if an option has no such value."""
+    check_period(period, 1)
+    if weight not in ("constant", "polynomial", "hinge"):
+        raise ValueError(f"weight {weight!r}; expected constant, polynomial or hinge")
+    if not 0 < rate < float("inf"):
+        raise ValueError(f"rate {rate} of the server; expected a finite number > 0")
+
+
+def some(workers: int, given: int | None, name: str) -> int:
+    """How many of the clients, by default all; raises ValueError if there are not as many."""
+    number = workers if given is None else given
+    if not 1 <= number <= workers:
+        raise ValueError(f"{name} {number} with {workers} workers; expected 1 to {workers}")
+    return number
+
+
+def draw(clients: Sequence[str], size: int) -> Program[list[str]]:
+    """`size` of the clients at random, in their order; all of them, if there are no more."""
+    if size >= len(clients):
+        return list(clients)
+    left = list(clients)
+    for _ in range(size):
+        left.remove((yield Choose(left)))
+    return [w for w in clients if w not in left]
+
+
+def ask(clients: Sequence[str], job: Work, living: list[str]) -> Program[Answers]:
+    """Give all of these clients the same work and wait for it; what they send, in their order.
+
+    A client that dies is no longer waited for, and leaves the `living`.
+    """
+    for w in clients:
+        yield Send(w, job)
+    found: dict[str, Trained] = {}
+    while any(w in living and w not in found for w in clients):
+        w, message = yield Recv(Trained, Died)
+        if isinstance(message, Died):
+            living.remove(message.node)
+        else:
+            found[w] = message
+    return [(w, found[w]) for w in clients if w in found]
+
+
+def combine(x: Array, models: Sequence[Trained], images: Sequence[int]) -> Array:
+    """x plus the mean of how far the models are from it, each with a weight; of a single model itself.
+
+    With moves in place of models, clients whose model has not changed leave every bit of x.
+    """
+    return models[0].x if len(models) == 1 else x + mean_gradient([y.x - x for y in models], images)
+
+
+def apply(shard: Shard, answers: Answers, rule: Callable[..., Array], *given: Any) -> Program[None]:
+    """One update of the server's model, if there are answers: ``x = rule(x, models, *given)``."""
+    if not answers:
+        return
+    models = [trained for _, trained in answers]
+    shard.x = yield Compute(rule, shard.x, models, *given, kind="update")
+    yield from shard.mark(tuple((w, y.version) for w, y in answers), sum(y.examples for y in models))
+
+
+def stop(clients: Sequence[str]) -> Program[None]:
+    """Tell all clients that there is no more work."""
+    for w in clients:
+        yield Send(w, Stop())

@@ -1,0 +1,73 @@
+"""FedAsync: federated averaging without rounds; the server moves a part of the way towards each model.
+
+When a client's model arrives, the server mixes it into its own, with a weight that falls with its staleness.
+`fedbuff` adds the client's move instead.  Mixing forgets: of a model that arrives late it pulls the others'
+newer work back as well, and so it is stable at any delay.
+
+Quick facts
+-----------
+synchronous: no | centralised: yes | roles: n clients, of which C work at a time, one server | messages per
+job: 1 down, 1 up | bytes per job: M down, M up (M = 4 d) | staleness: unbounded, mean C - 1 updates | clock
+gap: unbounded | momentum: local, kept between the client's jobs | aggregation: each model is mixed in alone |
+deterministic: given the order of arrival and the draws
+
+The server's model is at all times a weighted mean of the start and of clients' models.
+
+What differs from the paper
+---------------------------
+Each client does the same number of steps, so that a run ends.  The defaults are the paper's as recalled.
+
+References
+----------
+Xie, Koyejo and Gupta, "Asynchronous federated optimization", arXiv:1903.03934, 2019, algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from refsgd.algorithms.facts import declare
+from refsgd.algorithms.federated.clients import Trained, Weight, check, client, some
+from refsgd.algorithms.federated.fedbuff import ANY_TIME, server
+from refsgd.algorithms.parts import Objective, deploy
+from refsgd.algorithms.sgd import SGD
+from refsgd.effects import Array, Deployment
+
+
+def mix(x: Array, models: Sequence[Trained], reads: Sequence[Array], rates: Sequence[float]) -> Array:
+    """x, moved towards a client's model, or that model; what the client had read does not matter."""
+    (y, *_), (rate,) = models[0], rates
+    return y if rate == 1 else x + np.float32(rate) * (y - x)
+
+
+@declare(ANY_TIME, mean_of="each client's model is mixed in alone", collects=False, formula="fedasync")
+def fedasync(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
+             concurrency: int | None = None, weight: Weight = "polynomial", mixing: float = 0.6,
+             mu: float = 0.0) -> Deployment:
+    """Deploy FedAsync.
+
+    Parameters
+    ----------
+    steps : int
+        Of each client.
+    period : int
+        H, steps of a job, at least 1.
+    concurrency : int, optional
+        C, the clients that work at a time, by default all.
+    weight : {"constant", "polynomial", "hinge"}
+        How the weight of a model falls with its staleness.
+    mixing : float
+        The weight of a model that is not stale, in (0, 1].
+    mu : float
+        How strongly a client is pulled back to the model of its job, >= 0, as in FedProx.
+    """
+    check(period, weight, mixing)
+    if mixing > 1:
+        raise ValueError(f"mixing {mixing}; expected at most 1")
+    return deploy(problem, workers, steps, sgd, 1, False,
+                  lambda shard, clients: server(
+                      shard, clients, steps, period, 1, some(len(clients), concurrency, "concurrency"),
+                      weight, mixing, mix),
+                  lambda rank, servers: client(rank, servers[0], problem, sgd, mu))

@@ -1,0 +1,103 @@
+"""Predictions for federated algorithms, whose clients take several steps between messages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from refsgd.theory.algorithms.asp import PUSHES
+from refsgd.theory.algorithms.bsp import known
+from refsgd.theory.algorithms.peers import fresh
+from refsgd.theory.estimate import certain, sampling
+from refsgd.theory.phenomena import iteration, staleness
+from refsgd.theory.phenomena.stragglers import sum_of
+from refsgd.theory.prediction import Figures, Prediction
+from refsgd.theory.setting import Setting, clocks, count, figures, unbounded, weaker
+
+DRAWN = "no closed form: it depends on which clients are drawn"
+JOBS = "no closed form: jobs of several steps meet at the server in the order of arrival"
+
+
+def _option(c: Setting, name: str, default: int) -> int:
+    """A whole number among the options; None has the default."""
+    given = c.options.get(name)
+    return default if given is None else int(given)
+
+
+def _round(c: Setting, steps: int) -> Prediction:
+    """Seconds of a round in which all take this many steps: BSP with their sums."""
+    sums, u = [sum_of(time, steps) for time in c.times], steps * max(c.own)
+    p = iteration.bsp([time for time, _ in sums], **c.network, duplex="half" if c.one_link else "full")
+    closed = all(exact for _, exact in sums) and len(set(c.own)) == 1 and certain(c.machine.update)
+    return replace(p, value=p.value + u, kind=weaker(p.kind, "exact" if closed else "approximation"),
+                   terms={**p.terms, "update": p.terms.get("update", 0.0) + u})
+
+
+def _all(c: Setting, h: int) -> Figures:
+    """Rounds of h steps of all clients, the last perhaps shorter."""
+    rounds, rest = divmod(c.steps, h)
+    lengths = [h] * rounds + [rest] * (rest > 0)
+    step, run = None, None
+    if known(c):
+        usual, last = _round(c, lengths[0]), _round(c, lengths[-1])
+        step = replace(usual, value=usual.value / lengths[0],
+                       terms={name: v / lengths[0] for name, v in usual.terms.items()})
+        total = usual.value * (len(lengths) - 1) + last.value + c.machine.latency
+        run = Prediction(total, "s", weaker(usual.kind, last.kind),
+                         {"rounds": total - c.machine.latency, "the end is announced": c.machine.latency,
+                          **sampling(usual.error * (len(lengths) - 1) + last.error)},
+                         "sum of rounds + latency", usual.source, usual.assumptions)
+    sent = 2.0 * c.workers * c.nbytes
+    out = figures(c, step, run, len(lengths), sent / h, fresh("a barrier in each round"),
+                  clocks(c, h - 1, h, "a barrier every period"))
+    out["bytes_sent"] = count(sent * len(lengths), "bytes", "2 m M x rounds", rounds=float(len(lengths)))
+    return out
+
+
+def fedavg(c: Setting) -> Figures:
+    """Rounds of H steps of all clients, or of m that are drawn."""
+    c = replace(c, servers=1)
+    n, h = c.workers, _option(c, "period", 8)
+    m = _option(c, "sampled", n)
+    if m == n:
+        return _all(c, h)
+    out = _all(replace(c, workers=m, batches=c.batches[:m], images=c.images * m / n), h)
+    out |= unbounded(c)
+    out.leave(DRAWN, "seconds_per_iteration", "idle_by_cause", "idle_ratio")
+    if not c.alike:
+        out.leave(DRAWN, "seconds", "images_per_second")
+    elif len(set(c.batches)) > 1:
+        out.leave(DRAWN, "images_per_second")
+    return out
+
+
+def scaffold(c: Setting) -> Figures:
+    """FedAvg with two vectors in each message."""
+    return fedavg(replace(c, nbytes=2 * c.nbytes))
+
+
+def fedbuff(c: Setting) -> Figures:
+    """Updates of K moves of jobs of H steps, of C clients at a time."""
+    return _jobs(c, _option(c, "buffer", (c.workers + 1) // 2))
+
+
+def fedasync(c: Setting) -> Figures:
+    """As FedBuff, one model at a time."""
+    return _jobs(c, 1)
+
+
+def _jobs(c: Setting, size: int) -> Figures:
+    """Jobs of H steps, `size` of them in an update: their number, and the staleness of ASP with such jobs."""
+    c = replace(c, servers=1)
+    n, h = c.workers, _option(c, "period", 8)
+    if n == size == 1:
+        return _all(c, h)
+    jobs = -(-c.steps // h)
+    out = figures(c, None, None, -(-n * jobs // size), 2.0 * n * c.nbytes / h, unbounded(c))
+    out["bytes_sent"] = count(2.0 * n * c.nbytes * jobs, "bytes", "2 M x jobs", jobs=float(n * jobs))
+    out.without(PUSHES, "staleness_max").leave(JOBS, "staleness_mean")
+    if _option(c, "concurrency", n) == n and not c.met and not c.queues:
+        p = staleness.asp_run([sum_of(time, h)[0] for time in c.times], jobs, c.exchanges)
+        out["staleness_mean"] = replace(p, value=p.value / size, kind="approximation",
+                                        terms={"in jobs": p.value}, formula="(n-1)/K less the end of the run",
+                                        units={"in jobs": "jobs"})
+    return out
