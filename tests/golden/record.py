@@ -20,7 +20,7 @@ from typing import Any
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.facts import facts_of
+from refsgd.algorithms.facts import depends, facts_of
 from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients
@@ -146,9 +146,10 @@ def real(algorithm: str, options: dict[str, Any], runtime: str) -> dict[str, Any
     common = {"data": "integers", "workers": 4, "steps": 6, "lr": 0.25, **options}
     machines = (QUICK, 0), (QUICK, 1), (QUICK.with_(speeds=(1,) if algorithm == "sequential" else (1, 0.2, 5, 1)), 2)
     result = refsgd.run(algorithm, machine=QUICK, runtime=runtime, **common)
-    others = [refsgd.run(algorithm, machine=machine, seed=seed, **common) for machine, seed in machines]
-    found = {"updates": lambda run: run.measured["updates"], "parameters": lambda run: run.parameters_sha256[:16]}
-    return {name: of(result) for name, of in found.items() if len(set(map(of, others))) == 1}
+    finals = {refsgd.run(algorithm, machine=machine, seed=seed, **common).parameters_sha256 for machine, seed in machines}
+    counts = facts_of(CATALOGUE[algorithm], options).updates is not depends
+    return ({"updates": result.measured["updates"]} if counts else {}) | (
+        {"parameters": result.parameters_sha256[:16]} if len(finals) == 1 else {})
 
 
 def collect() -> dict[str, Any]:
