@@ -51,7 +51,7 @@ MORE = [
     ("downpour", {"push_every": 2}, "accrued, reads, examples = np.zeros_like(x), [], 0", "reads, examples = [], 0"),
     ("softsync", {}, "[push for _, push in kept]", "[push for _, push in kept[-1:]]"),
     ("backup-workers", {}, "max(1, len(workers) - backups)", "len(workers)"),
-    ("staleness-aware", {}, "max(1, version - push.version)", "1 + version - push.version"),
+    ("staleness-aware", {}, "max(1, late / workers if rule == \"mishchenko\" else late)", "1 + late"),
     ("dc-asgd", {}, "            backup[w] = shard.x\n", ""),
     ("dc-asgd", {}, "g + factor * g * g * drift", "g - factor * g * g * drift"),
     ("dssp", {}, "ahead if granted[w] else ahead - 1)", "ahead)"),
