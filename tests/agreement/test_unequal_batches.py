@@ -151,7 +151,7 @@ def test_the_conformance_kit_says_whether_an_algorithm_weighs(name, says):
     ("bsp", "[push.examples for push in pushes]", "[1 for push in pushes]"),
     ("allreduce", "g * np.float32(share[rank])", "g"),
     ("zero", "g * np.float32(share[self.rank])", "g"),
-    ("local-sgd", "number(share[rank]) * (x - start)", "(x - start)"),
+    ("local-sgd", "number(share[rank]) * move", "move"),
     ("dgc", "np.float32(share[rank]) / np.float32(whole)", "np.float32(1 / len(self._group))"),
 ])
 def test_a_mean_of_means_is_noticed(name, right, wrong):

@@ -28,6 +28,7 @@ FILTERS = [("approximate", {"threshold": 1e9}), ("approximate", {"share": 0.1}),
            ("strads", {"policy": "prioritised"}), ("downpour", {"adagrad": True}), ("staleness-aware", {"rule": "odena"}),
            ("dc-asgd", {"adaptive": True}), ("sandblaster", {"portions": 3}), ("bsp", {"optimiser": "adam"}),
            ("bsp", {"optimiser": "lars"})]
+ALL = {"backup-workers": {"backups": 0}, "k-sync": {"gradients": 2}}  # where no gradient is dropped
 D, STEPS = 40, 12
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -67,7 +68,7 @@ def test_no_codec_hides_it(text, bad):
 def test_no_algorithm_hides_it(name, options, bad):
     """It is of worker 0 where only that has a share of the data; no gradient is dropped as a late one."""
     alone = name in ("sequential", "gpipe", "pipedream", "sandblaster", "strads", "backup-workers")
-    options = {"blocks": 1, **options} if name == "strads" else {"backups": 0} if name == "backup-workers" else options
+    options = {"blocks": 1, **options} if name == "strads" else ALL.get(name, options)
     assert shows(name, bad, 0 if alone else 1, 1 if name == "sequential" else 2, **options)
 
 

@@ -71,7 +71,8 @@ def test_figures_agree_with_each_other(name, machine, n, k, steps):
     if "idle_by_cause" in out:
         assert all(v >= 0 for v in out["idle_by_cause"].terms.values())
     if "lead_max" in out:
-        assert out["clock_gap_max"].value <= out["lead_max"].value <= steps
+        most = n * steps if name == "ringleader" else steps  # whose fast workers compute more gradients
+        assert out["clock_gap_max"].value <= out["lead_max"].value <= most
     for p in out.values():
         assert p.lower is None or p.value >= p.lower * (1 - 1e-6) - 6 * p.terms.get(
             "standard error", 0) or p.kind == "approximation"

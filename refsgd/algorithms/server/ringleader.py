@@ -32,23 +32,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from refsgd.algorithms.facts import declare
-from refsgd.algorithms.parts import Model, Objective, Push, Servers, Shard, deploy
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.server.k_async import ONE_SERVER
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Deployment, Died, Mark, Program, Send
+from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
 
 LAST = -1  # the version of the last model, after which no gradient is needed
 
 
 def worker(rank: int, server: str, problem: Objective, most: int) -> Program[Array]:
     """Compute a gradient, push it, pull a model, until it is the last; returns it, (d,)."""
-    x, there = problem.x0, Servers([server], problem)
+    x, version = problem.x0, 0
     for t in range(most):
-        yield from there.gradient(x, rank, t, there.pushes(problem.images(rank, t)))
-        x = yield from there.pull()
+        g: Array = yield Compute(problem.gradient, x, rank, t)
+        yield Send(server, Push(g, problem.images(rank, t), version))
+        _, (x, version) = yield Recv(Model, src=server)
         yield Mark("clock", t=t)
-        if there.version[server] == LAST:
+        if version == LAST:
             break
     return x
 
@@ -68,7 +69,7 @@ def server(shard: Shard, workers: Sequence[str], gradients: int) -> Program[Arra
     table, early = dict[str, Push](), dict[str, Push]()  # of each worker, for this round and for the next
     done = set[str]()  # workers that have caused their update of this round
     while computing:
-        w, message = yield from shard.recv(Push, Died)
+        w, message = yield Recv(Push, Died)
         if isinstance(message, Died):
             living.discard(w)
             computing.discard(w)
