@@ -50,16 +50,17 @@ CLIENTS = Facts(holds="replica", collects=True,
                 because={"": "clients and server exchange models, which are complete only after the update"})
 
 
-def client(rank: int, server: str, problem: Objective, sgd: SGD, mu: float = 0.0) -> Program[Array]:
+def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
+           mu: float = 0.0) -> Program[Array]:
     """Train each model that comes until there is no more work; returns the last, (d,).
 
     `mu` pulls back to the model with which a job began (FedProx).
     """
     x, v = problem.x0, sgd.start(problem.x0)
-    while True:
+    while steps:  # else there is no message at all
         _, job = yield Recv(Work, Stop, src=server)
         if isinstance(job, Stop):
-            return x
+            break
         x, examples = job.x, 0
         for t in range(job.t, job.t + job.steps):
             g: Array = yield Compute(problem.gradient, x, rank, t)
@@ -69,6 +70,7 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD, mu: float = 0.0
             examples += problem.images(rank, t)
             yield Mark("clock", t=t)
         yield Send(server, Trained(x, examples, job.version))
+    return x
 
 
 def weighted(staleness: int, weight: Weight) -> float:

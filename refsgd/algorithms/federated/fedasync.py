@@ -70,4 +70,4 @@ def fedasync(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: 
                   lambda shard, clients: server(
                       shard, clients, steps, period, 1, some(len(clients), concurrency, "concurrency"),
                       weight, mixing, mix),
-                  lambda rank, servers: client(rank, servers[0], problem, sgd, mu))
+                  lambda rank, servers: client(rank, servers[0], problem, sgd, steps, mu))

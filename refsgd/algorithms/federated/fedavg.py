@@ -49,7 +49,7 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, sample
         drawn = yield from draw(living, sampled)
         answers = yield from ask(drawn, Work(shard.x, shard.version, t, min(period, steps - t)), living)
         yield from apply(shard, answers, combine, [trained.examples for _, trained in answers])
-    yield from stop(living)
+    yield from stop(living if steps else [])
     return shard.x
 
 
@@ -86,4 +86,4 @@ def fedavg(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, clients: server(shard, clients, steps, period,
                                                 some(len(clients), sampled, "sampled")),
-                  lambda rank, servers: client(rank, servers[0], problem, sgd, mu))
+                  lambda rank, servers: client(rank, servers[0], problem, sgd, steps, mu))

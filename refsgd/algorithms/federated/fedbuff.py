@@ -88,7 +88,7 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, size: 
             yield from apply(shard, list(zip(names, models, strict=True)), rule, reads, rates)
             kept = []
         chosen = yield from draw(ready, concurrency - len(read))
-    yield from stop([*given])
+    yield from stop([*given] if steps else [])
     return shard.x
 
 
@@ -129,4 +129,4 @@ def fedbuff(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: i
                   lambda shard, clients: server(
                       shard, clients, steps, period, buffered(len(clients), buffer),
                       some(len(clients), concurrency, "concurrency"), weight, outer_lr),
-                  lambda rank, servers: client(rank, servers[0], problem, sgd))
+                  lambda rank, servers: client(rank, servers[0], problem, sgd, steps))

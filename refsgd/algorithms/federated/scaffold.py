@@ -41,13 +41,13 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 
 
-def client(rank: int, server: str, problem: Objective, sgd: SGD) -> Program[Array]:
+def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int) -> Program[Array]:
     """Train with corrected gradients until there is no more work; returns the last model, (d,)."""
     x, v, own = problem.x0, sgd.start(problem.x0), np.zeros_like(problem.x0)
-    while True:
+    while steps:  # else there is no message at all
         _, job = yield Recv(Work, Stop, src=server)
         if isinstance(job, Stop):
-            return x
+            break
         x, shift, total, examples = job.x, job.control - own, np.zeros_like(own), 0
         for t in range(job.t, job.t + job.steps):
             g: Array = yield Compute(problem.gradient, x, rank, t)
@@ -57,6 +57,7 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD) -> Program[Arra
         mean = total / np.float32(job.steps)
         yield Send(server, Trained(x, examples, job.version, mean - own))
         own = mean
+    return x
 
 
 def server(shard: Shard, clients: Sequence[str], steps: int, period: int, sampled: int) -> Program[Array]:
@@ -69,7 +70,7 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, sample
         yield from apply(shard, answers, combine, [1] * len(answers))
         for _, trained in answers:
             control = control + trained.control / np.float32(len(clients))
-    yield from stop(living)
+    yield from stop(living if steps else [])
     return shard.x
 
 
@@ -92,4 +93,4 @@ def scaffold(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: 
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, clients: server(shard, clients, steps, period,
                                                 some(len(clients), sampled, "sampled")),
-                  lambda rank, servers: client(rank, servers[0], problem, sgd))
+                  lambda rank, servers: client(rank, servers[0], problem, sgd, steps))

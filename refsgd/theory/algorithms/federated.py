@@ -41,9 +41,10 @@ def _all(c: Setting, h: int) -> Figures:
         usual, last = _round(c, lengths[0]), _round(c, lengths[-1])
         step = replace(usual, value=usual.value / lengths[0],
                        terms={name: v / lengths[0] for name, v in usual.terms.items()})
-        total = usual.value * (len(lengths) - 1) + last.value + c.machine.latency
+        end = 0.0 if c.machine.colocated and c.workers == 1 else c.machine.latency
+        total = usual.value * (len(lengths) - 1) + last.value + end
         run = Prediction(total, "s", weaker(usual.kind, last.kind),
-                         {"rounds": total - c.machine.latency, "the end is announced": c.machine.latency,
+                         {"rounds": total - end, "the end is announced": end,
                           **sampling(usual.error * (len(lengths) - 1) + last.error)},
                          "sum of rounds + latency", usual.source, usual.assumptions)
     sent = 2.0 * c.workers * c.nbytes
