@@ -29,7 +29,7 @@ def _round(c: Setting, steps: int) -> Prediction:
     p = iteration.bsp([time for time, _ in sums], **c.network, duplex="half" if c.one_link else "full")
     closed = all(exact for _, exact in sums) and len(set(c.own)) == 1 and certain(c.machine.update)
     return replace(p, value=p.value + u, kind=weaker(p.kind, "exact" if closed else "approximation"),
-                   terms={**p.terms, "update": p.terms.get("update", 0.0) + u})
+                   lower=None, upper=None, terms={**p.terms, "update": p.terms.get("update", 0.0) + u})
 
 
 def _all(c: Setting, h: int) -> Figures:
