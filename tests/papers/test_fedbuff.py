@@ -21,7 +21,7 @@ from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing import ledger
 from refsgd.theory import predict
-from refsgd.theory.phenomena.drift import largest_step
+from tests.drift import largest_step
 from tests.papers.test_fedavg import pulled, still
 from tests.strategies import machines, seeds
 from tests.watching import FREE, LOCKSTEP, RANDOM, curved, final, moments

@@ -18,7 +18,7 @@ from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing import ledger
 from refsgd.theory import predict
-from refsgd.theory.phenomena.drift import fixed_point
+from tests.drift import fixed_point
 from tests.papers.test_fedavg import DRIFTS, pulled
 from tests.strategies import machines, seeds
 from tests.watching import LOCKSTEP, RANDOM, curved, final, moments

@@ -34,7 +34,7 @@ def items(value):
     return items(vars(value)) if isinstance(value, Replica | Shard | Servers) else 1
 
 
-def hold_memory(deployment):
+def hold_memory(deployment, steps=STEPS):
     """Whatever a program's variables hold in the last third of a run, they have held as much in the first."""
     world, sizes = Simulator(deployment, SIMILAR, observe=1), []
     for _ in world:
@@ -42,13 +42,14 @@ def hold_memory(deployment):
     third = len(sizes) // 3
     # Random times may make a queue a little longer, but not by one in each of so many iterations.
     assert max(sizes[-third:]) <= max(
-        sizes[:third]) + STEPS // 3, f"from {max(sizes[:third])} to {max(sizes[-third:])} objects"
+        sizes[:third]) + steps // 10, f"from {max(sizes[:third])} to {max(sizes[-third:])} objects"
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_programs_forget(name, options):
     workers = 1 if name == "sequential" else 3
-    hold_memory(CATALOGUE[name](quadratic(d=6, workers=workers), workers, STEPS, SGD(0.01), **options))
+    steps = 200 if name == "ringleader" else STEPS  # its rounds, which it keeps, differ more in length
+    hold_memory(CATALOGUE[name](quadratic(d=6, workers=workers), workers, steps, SGD(0.01), **options), steps)
 
 
 @pytest.mark.parametrize(("name", "right", "wrong", "options"), [

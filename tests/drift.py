@@ -19,20 +19,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refsgd.theory.prediction import DomainError
-
 
 def fixed_point(curvatures: Sequence[float], optima: Sequence[float], rate: float, period: int,
                 mu: float = 0.0) -> float:
     """The fixed point of FedAvg and local SGD, with mu > 0 of FedProx, which adds mu to each curvature and
     pulls to the round's model.
-
-    >>> round(fixed_point([1, 3], [0, 1], 0.1, 1), 4), round(fixed_point([1, 3], [0, 1], 0.1, 1000), 4)
-    (0.75, 0.5)
     """
     a, c = np.asarray(curvatures, float), np.asarray(optima, float)
-    if not 0 < rate * (a.max() + mu) < 2:
-        raise DomainError(f"rate {rate}; clients' steps converge below {2 / (a.max() + mu):g}")
     weights = (1 - (1 - rate * (a + mu))**period) * a / (a + mu)
     return float(weights @ c / weights.sum())
 
@@ -42,8 +35,5 @@ def largest_step(delay: int) -> float:
 
     x' = x - s x_(t - delay) converges for 0 < s < 2 sin(pi / (2 (2 delay + 1))): 1 at a delay of 1, so that
     full moves of clients that reach their optima do not.  FedAsync converges at every delay.
-
-    >>> [round(largest_step(delay), 4) for delay in (0, 1, 7)]
-    [2.0, 1.0, 0.2091]
     """
     return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
