@@ -19,6 +19,7 @@ from refsgd.algorithms.compression import Codec
 from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, own_options
 from refsgd.cli.outputs import check_outputs, deliver, tell
 from refsgd.cluster.units import counted
+from refsgd.display.files import save
 from refsgd.experiment.arguments import Usage, catalogued
 from refsgd.experiment.functions import imported
 
@@ -27,7 +28,7 @@ def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     p.add_argument("target", metavar="FILE.py:FUNCTION",
                    help="your deployment function f(problem, workers, steps, sgd, *, options), your codec, "
-                        "or the name of an algorithm of the catalogue")
+                        "or the name of an algorithm of the catalogue; FOLDER:FUNCTION with --reports")
     flags(p)
     p.add_argument("own", nargs=argparse.REMAINDER, metavar="--OPTION VALUE",
                    help="the algorithm's own options, e.g. --staleness 1")
@@ -44,6 +45,9 @@ def flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", metavar="PATH", help="write the points as JSON; -: to standard output")
     group.add_argument("--html", metavar="PATH", help="write a report with the shortest schedules")
     group.add_argument("--gradescope", metavar="PATH", help="write Gradescope's results.json")
+    group.add_argument("--reports", metavar="DIR",
+                       help="grade each file .py, archive .zip or folder in a folder; for each a report as "
+                            "JSON and as HTML, and a table, grades.csv")
     group.add_argument("--seconds", type=float, default=10.0, metavar="S",
                        help="processor time of a submission (default 10); on the clock as much if it does "
                             "nothing, 20 times as much in all; its memory limit is 1 GiB")
@@ -54,7 +58,7 @@ def do(args: argparse.Namespace) -> None:
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags(known)
     args.own = known.parse_known_args(args.own, args)[1]
-    if any(getattr(args, name) for name in ("algorithm", "forbid", "json", "html", "gradescope")):
+    if any(getattr(args, name) for name in ("algorithm", "forbid", "json", "html", "gradescope", "reports")):
         grade(args)
     else:
         ungraded(args)
@@ -78,26 +82,50 @@ def grade(args: argparse.Namespace) -> None:
         args.algorithm = catalogued(args.algorithm)
         options_for(args.algorithm, _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm])[0])
     check_outputs(args)
-    path = args.target.partition(":")[0]
+    path, _, function = args.target.rpartition(":")
 
     def files(found: dict[str, Any]) -> list[tuple[str | None, Callable[[], str]]]:
         return [(args.json, lambda: grades.as_json(found)), (args.html, lambda: grades.as_html(found)),
                 (args.gradescope, lambda: grades.as_gradescope(found))]
 
-    if not path.endswith(".py") or not Path(path).is_file() or ":" not in args.target:
-        why = f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists"
-        deliver(files(grading.refused(args.target, args.algorithm, why)))  # not the grade of another time
-        raise Usage(why)
-
     def options(submission: Any) -> dict[str, Any]:
         own, exchange = _own(args, args.target, CATALOGUE.get(args.algorithm, submission))
         return own | exchange
 
-    found = grading.grade(args.target, args.algorithm, args.forbid or (), args.seconds, options,
-                          args.html is not None)
+    def graded(target: str) -> dict[str, Any]:
+        return grading.grade(target, args.algorithm, args.forbid or (), args.seconds, options,
+                             bool(args.html or args.reports))
+
+    if args.reports:
+        reports(args, Path(path), function, graded)
+        return
+    if not path.endswith(".py") or not Path(path).is_file():
+        why = f"target {args.target!r}; expected FILE.py:FUNCTION, of a file that exists"
+        deliver(files(grading.refused(args.target, args.algorithm, why)))  # not the grade of another time
+        raise Usage(why)
+    found = graded(args.target)
     deliver(files(found), lambda: tell(grades.as_text(found), 5))
     if found["score"] < found["max_score"]:
         raise RuntimeError(f"{found['score']} of {found['max_score']} points; expected all")
+
+
+def reports(args: argparse.Namespace, folder: Path, function: str, graded: Callable[[str], Any]) -> None:
+    """Grade all submissions of a folder, and write the reports and the table, which grows with each."""
+    from refsgd.grader import grades
+    from refsgd.grader.folder import as_csv, of_folder
+
+    if not folder.is_dir() or not function or args.json or args.html or args.gradescope:
+        raise Usage(f"--reports with {args.target}; expected FOLDER:FUNCTION, and no other output")
+    into, done = Path(args.reports), []
+    into.mkdir(exist_ok=True)
+    for name, found, answers in of_folder(folder, function, args.algorithm, graded):
+        done.append((name, found))
+        pages = {"json": grades.as_json(found), "html": grades.as_html(found), "txt": answers}
+        for kind, text in pages.items():
+            if text:
+                save(into / f"{name}.{kind}", f"{text}\n")
+        save(into / "grades.csv", as_csv(done))
+        tell(f"{name}: {found['score']} of {found['max_score']} points")
 
 
 def ungraded(args: argparse.Namespace) -> None:

@@ -294,7 +294,7 @@ def test_homework_a_is_set_up_with_the_commands_as_printed(tmp_path):
     section = (COURSE / "teaching.md").read_text().split("## Homework A in twenty minutes")[1].split("\n## ")[0]
     blocks = re.findall(r"^```bash\n(.*?)^```", section, re.M | re.S)
     printed = re.search(r"^```text\n(.*?)^```", section, re.M | re.S)[1]
-    assert "pip install" in blocks[0] and len(blocks) == 6
+    assert "pip install" in blocks[0] and len(blocks) == 5
     for name in ("docs", "pyproject.toml"):
         (tmp_path / name).symlink_to(ROOT / name)
     done = subprocess.run(["bash", "-euc", "\n".join(blocks[1:])], cwd=tmp_path, capture_output=True, text=True,
@@ -323,7 +323,6 @@ def test_the_recipe_of_moodle_prints_the_mark_and_what_was_lost(tmp_path):
 
 def test_the_recipe_of_canvas_makes_a_table(tmp_path):
     (tmp_path / "reports").mkdir()
-    for name, score in (("ada", 20), ("bert", 3)):
-        (tmp_path / "reports" / f"{name}.json").write_text(f'{{"score": {score}}}')
+    (tmp_path / "reports" / "grades.csv").write_text("submission,points,of,by hand,failed,why\nada,20,20,3.5,,\nbert,3,20,,file,no\n")
     done = subprocess.run([sys.executable, "-c", recipe("Canvas", "python")], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["Student,ID,SIS Login ID,Section,Homework A (1)", ",,ada,,20", ",,bert,,3"]
+    assert done.stdout.splitlines() == ["Student,ID,SIS Login ID,Section,Homework A (1)", ",,ada,,23.5", ",,bert,,3.0"]

@@ -1,15 +1,18 @@
 """`refsgd check --as`: mistakes are caught and explained, correct programs in any style pass, and a submission
 that loops, exits or takes all memory loses only points."""
 
+import csv
 import json
 import statistics
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from refsgd.cli import main, parsed
+from refsgd.grader import folder as folder_of
 from refsgd.runtimes.explorer import World
 from refsgd.testing import check
 from refsgd.testing.tracers import Misread, ahead
@@ -158,3 +161,42 @@ def test_mistakes_and_correct_programs_take_seconds(tmp_path):
         assert ended.returncode == code, (target, ended.stdout[-1500:], ended.stderr)
     print(f"median {statistics.median(seconds):.1f} s, worst {max(seconds):.1f} s")
     assert statistics.median(seconds) < 5 and max(seconds) < 20  # generously: 3 and 10 on a quiet machine
+
+
+def zipped(path, **files):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name.replace("_", "."), text)
+
+
+def test_a_folder_of_submissions_becomes_a_table_and_a_report_of_each(tmp_path, capsys):
+    folder, into, text = tmp_path / "handed-in", tmp_path / "reports", PLAIN.read_text()
+    (folder / "eve").mkdir(parents=True)
+    (folder / "eve" / "notes.md").write_text("none")
+    (folder / ".hidden.py").write_text("")
+    (folder / "ada.py").write_text(text)
+    (folder / "bob.zip").write_bytes(b"not an archive")
+    zipped(folder / "cy.zip", homework_py="ssp_plain = 1 +", answers_txt="Because.")
+    zipped(folder / "dee.zip", homework_py="x = 1", other_py="y = 2")
+    zipped(folder / "fay.zip", homework_py="#" * (folder_of.LARGEST + 1))
+    assert main(["check", f"{folder}:ssp_plain", "--as", "ssp", "--reports", str(into)]) == 0
+    table = list(csv.DictReader((into / "grades.csv").read_text().splitlines()))
+    assert [(row["submission"], row["points"], row["of"], row["by hand"]) for row in table] == [
+        ("ada", "20", "20", ""), *((name, "0", "20", "") for name in ("bob", "cy", "dee", "eve", "fay"))]
+    assert [row["why"].partition(":")[0] for row in table[1:]] == [
+        "bob.zip cannot be unpacked", table[2]["why"].partition(":")[0], "homework.py and other.py in dee.zip; expected one program",
+        "no file .py in eve; expected one program", f"homework.py has more than {folder_of.LARGEST} bytes; expected a program of some thousand"]
+    assert "invalid syntax" in table[2]["why"] and (into / "cy.txt").read_text() == "Because.\n"
+    assert json.loads((into / "ada.json").read_text())["submission"] == "ada.py:ssp_plain"
+    assert "20 of 20 points" in (into / "ada.html").read_text() and "ada: 20 of 20 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("names", "more", "says"), [
+    (("ada.py", "ada.zip"), (), "ada.py and ada.zip"), ((), (), "no submission in"),
+    (("ada.py",), ("--json", "-"), "and no other output")])
+def test_a_folder_that_cannot_be_graded_is_refused(tmp_path, capsys, names, more, says):
+    (folder := tmp_path / "handed-in").mkdir()
+    for name in names:
+        (folder / name).write_text("")
+    assert main(["check", f"{folder}:f", "--as", "ssp", "--reports", str(tmp_path / "reports"), *more]) == 2
+    assert says in " ".join(capsys.readouterr().err.split())
