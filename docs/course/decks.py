@@ -14,6 +14,7 @@ import contextlib
 import html
 import inspect
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -191,8 +193,9 @@ def printed(page: Path) -> list[Path]:
     if browser is None:
         return []
     pdf = page.with_suffix(".pdf")
-    subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--print-to-pdf={pdf}",
-                    page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
+    with TemporaryDirectory() as folder:  # Chromium leaves files of its own there
+        subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", f"--print-to-pdf={pdf}",
+                        page.resolve().as_uri()], check=True, capture_output=True, timeout=120, env={**os.environ, "TMPDIR": folder})
     return [pdf]
 
 

@@ -134,7 +134,7 @@ class Process:
                         "ends, or a loop without a yield?")
         if code < 0:
             return Gone(f"ended by signal {-code}; expected a run that ends: {last}")
-        return Gone(f"ended the process with exit code {code}; expected no exit{last and f": {last}"}")
+        return Gone(f"ended the process with exit code {code}; expected no exit" + (last and f": {last}"))
 
     def garbage(self, error: BaseException) -> Gone:
         """The end of a process whose report cannot be read."""

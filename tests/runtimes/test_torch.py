@@ -40,8 +40,10 @@ def launched(ranks, *command, nodes=1, **environment):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     module = list(command[1:]) if command[0] == "-m" else None
-    env = {**os.environ, "RUNTIME": "torch", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        # torchrun never removes the folder that it makes for logs
+        env = {**os.environ, "RUNTIME": "torch", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": folder,
+               **environment}
         if module is None:
             script = Path(folder, "script.py")
             script.write_text(command[1])

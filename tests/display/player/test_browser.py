@@ -3,6 +3,7 @@ stays quick."""
 
 import ast
 import html as escaping
+import os
 import re
 import shutil
 from itertools import pairwise
@@ -76,13 +77,13 @@ return worst;
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
+    options, folder = webdriver.ChromeOptions(), tmp_path_factory.mktemp("profile")
     options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                 f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={folder}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    service = webdriver.ChromeService(DRIVER, env={**os.environ, "TMPDIR": str(folder)})  # Chromium leaves some there
+    driver = webdriver.Chrome(options=options, service=service)
     yield driver
     driver.quit()
 
