@@ -59,6 +59,7 @@ def number(experiment: Experiment, trace: Trace) -> str:
     sent = predicted.get("bytes_per_iteration", sum(trace.bytes_sent.values()) / experiment.steps)
     model, others = 4 * experiment.problem.x0.size, sum(not trace.is_worker(node) for node in trace.nodes)
     who = counted(experiment.workers, "worker") + (f" and {counted(others, 'server')}" if others else "")
+    who += "".join(f", {name} {value}" for name, value in experiment.own.items() if type(value) is int and value > 1)
     return (f"**In numbers.** {who}; a model of {model / 1e6:.3g} MB, which takes {model / 125e3:.3g} ms on a link of "
             f"1 Gbit/s (125 MB/s); gradients of 50 ms on average. An iteration takes **{seconds * 1e3:.0f} ms**, "
             f"a worker waits {idle * 100:.0f} % of the time, and {size(sent)}.")
