@@ -214,13 +214,20 @@ def of_iterations(experiment: Experiment, every: int, nodes: _Nodes | None = Non
     """The parameters of each node after the same iterations, when the last has made them."""
     nodes, replicas, count = nodes or _Nodes(experiment), experiment.replicas, Counter[str]()
     kept = defaultdict[int, dict[str, Any]](dict)  # by iteration
+    computed = before = 0
     for event in _simulator(experiment):
-        if (x := nodes.taken(event)) is not None:
+        if isinstance(event, Computed):
+            computed += event.gradient_ended
+        elif (x := nodes.taken(event)) is not None:
             count[event.node] = t = count[event.node] + 1
-            if t * replicas // every > (t - 1) * replicas // every:
+            # an update of servers may be a round of several steps; workers wait for it
+            if not nodes.replicas or t * replicas // every > (t - 1) * replicas // every:
                 kept[t][event.node] = x
-                if len(kept[t]) == len(nodes.names):
-                    yield event.time, t * replicas, kept.pop(t)
+            if len(kept[t]) == len(nodes.names):
+                newest, done = kept.pop(t), t * replicas if nodes.replicas else computed
+                if done // every > before // every:
+                    yield event.time, done, newest
+                before = done
 
 
 def kept_models(trace: Trace, x0: Array) -> Iterator[tuple[float, Array]]:

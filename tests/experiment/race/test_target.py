@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import refsgd
+from refsgd.algorithms import CATALOGUE
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.compare import prepared
 from refsgd.experiment.execution.perform import perform
@@ -16,6 +17,7 @@ from refsgd.experiment.race.target import Point, Target, crossing, models, of_it
 from refsgd.experiment.result import final_parameters
 from refsgd.problems.layers import equal
 from refsgd.problems.problem import Problem, integer_gradients
+from refsgd.trace import Computed
 
 EQUAL = refsgd.Machine(compute="lognormal(0.015,0.3)", latency=0.001, bandwidth=50e6)
 
@@ -138,3 +140,14 @@ def test_models_are_those_of_the_servers_joined():
         assert gradients == 24
         again = prepare(name, problem, workers=4, steps=6, lr=0.25, machine=EQUAL.for_workers(4), **more)
         np.testing.assert_array_equal(x, final_parameters(perform(again, "simulator")))
+
+
+@pytest.mark.parametrize(("name", "more"), [
+    *((name, {}) for name in CATALOGUE if name not in ("gpipe", "pipedream", "sandblaster", "strads")),
+    ("bsp", {"servers": 3, "overlap": "both"}), ("fedavg", {"sampled": 2, "period": 4}), ("scaffold", {"period": 5})])
+def test_gradients_are_those_that_were_computed(name, more):
+    """Also where an update is a round of several steps, or of some of the workers only."""
+    e = prepare(name, integer_gradients(8, 4), workers=4, steps=6, lr=0.25, machine=EQUAL.for_workers(4), **more)
+    counts = [gradients for _, gradients, _ in models(e, 1)]
+    computed = sum(event.gradient_ended for event in perform(e, "simulator").trace.of(Computed))
+    assert counts[-1] == computed and counts == sorted(set(counts))
