@@ -2,6 +2,7 @@
 without the network."""
 
 import html
+import re
 
 from docutils import nodes
 from docutils.utils.math import MathError
@@ -16,6 +17,7 @@ LOG = logging.getLogger(__name__)
 def mathml(node: nodes.math | nodes.math_block) -> str:
     """A formula as MathML; what docutils does not know is shown as it was written, with a warning."""
     text = node.astext().replace(r"\dots", r"\ldots")
+    text = re.sub(r"frac(\d)(?=\d)", r"frac{\1}", text)  # docutils reads the two digits of \frac12 as a number
     try:
         return tex2mathml(text, as_block=isinstance(node, nodes.math_block))
     except MathError as error:

@@ -61,6 +61,14 @@ def test_commands_of_pages_are_those_of_the_program(page, tmp_path, monkeypatch)
         parsed(words)
 
 
+def test_the_two_digits_of_a_short_fraction_are_two_numbers():
+    nodes = pytest.importorskip("docutils.nodes")
+    pytest.importorskip("sphinx", reason="needs Sphinx: pip install '.[docs]'")
+    from mathml import mathml
+    for formula, parts in ((r"\frac12 x^2", ["1", "2", "2"]), (r"1 + \tfrac7{16}", ["1", "7", "16"])):
+        assert re.findall("<mn>(.*?)</mn>", mathml(nodes.math(formula, formula))) == parts
+
+
 def test_the_check_of_commands_catches_a_wrong_option():
     found = commands("```console\nmpiexec -n 5 refsgd run ssp --slack 3\n```\n")
     assert found == [["refsgd", "run", "ssp", "--slack", "3"]] == commands_in_sentences(
