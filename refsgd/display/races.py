@@ -11,7 +11,7 @@ from rich.table import Table
 from refsgd.cluster.units import counted
 from refsgd.display.tables import SIGN, Column, fitted
 from refsgd.experiment.race.entries import Entry, Race
-from refsgd.experiment.race.standing import LEVEL
+from refsgd.experiment.race.standing import LEVEL, abridged
 from refsgd.experiment.race.target import METRICS, SAMPLE
 
 POINTS = 60  #: times of a curve
@@ -42,7 +42,7 @@ def race_table(race: Race, width: int) -> Table:
     """The rows, the fastest first."""
     rows, linear = race.rows, next(iter(race.references.values()), math.nan)
     coverage = f"[{rows[0].interval.coverage:.0%}]" if rows else ""
-    columns = [Column("", [race.letters[row.label] for row in rows], right=False),
+    columns = [Column("", [abridged(race.letters[row.label]) for row in rows], right=False),
                Column("algorithm", [row.label for row in rows], right=False),
                Column("predicted\nseconds", [predicted(row) for row in rows], 2)]
     if race.trained is None:
@@ -85,7 +85,9 @@ def sentences(race: Race) -> list[str]:
     if 2 / 2**seeds >= LEVEL:
         out.append(f"{seeds} seeds tell no two algorithms apart; six do, if all agree.")
     elif len(together) > MANY:
-        out.append(f"Rows with a letter in common are not separated by {seeds} seeds.")
+        runs = any("-" in abridged(text) for text in race.letters.values())
+        span = "; a-e is all from a to e" if runs else ""
+        out.append(f"Rows with a letter in common are not separated by {seeds} seeds{span}.")
     else:
         out += [f"{', '.join(names[:-1])} and {names[-1]}: not separated by {seeds} seeds."
                 for names in together]

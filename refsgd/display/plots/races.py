@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from refsgd.display.plots.colors import LINES, color_of, figure_of
 from refsgd.display.plots.figures import WIDE, titled
 from refsgd.display.races import POINTS, heading, short, times
+from refsgd.experiment.race.standing import abridged
 
 if TYPE_CHECKING:
     from refsgd.experiment.race.entries import Race
@@ -56,7 +57,7 @@ def race_bars(race: Race, ax: Axes) -> Axes:
             ax.plot([low, min(high, edge)], [y, y], color="black", linewidth=1.2)
         if race.trained is None and row.predicted < edge:
             ax.plot(row.predicted, y, "D", color="white", markeredgecolor="black", markersize=5)
-        text = "never" if never else f"{race.letters[row.label]}   rate {short(row.rate)}"
+        text = "never" if never else f"{abridged(race.letters[row.label])}   rate {short(row.rate)}"
         right = 0.0 if never else max(row.seconds, high if math.isfinite(high) else 0.0, row.predicted)
         ax.text((0.0 if right != right else right) + 0.02 * edge, y, text, va="center", fontsize=7)
     ax.set_yticks(range(len(rows)), [row.label for row in rows])

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from math import comb
-from string import ascii_lowercase
+from string import ascii_letters
 from typing import NamedTuple, TypeVar
 
 COVERED = 0.85  #: least probability that an interval has the median, if enough runs are there
 LEVEL = 0.05  #: probability at which two equal algorithms are told apart, at most
+
+#: for groups of names, in their order: no two groups have the same
+LETTERS = ascii_letters + "".join(map(chr, range(0x3B1, 0x481)))
 
 Name = TypeVar("Name", bound=Hashable)
 
@@ -72,5 +75,20 @@ def letters(names: Sequence[Name], apart: Callable[[Name, Name], bool]) -> dict[
                 groups = [g for k, g in enumerate(split)
                           if not any(g < other or (g == other and k > m) for m, other in enumerate(split))]
     first = sorted(groups, key=lambda group: sorted(names.index(name) for name in group))
-    return {name: "".join(ascii_lowercase[k % 26] for k, group in enumerate(first) if name in group)
+    return {name: "".join(LETTERS[k] for k, group in enumerate(first) if name in group)
             for name in names}
+
+
+def abridged(text: str) -> str:
+    """Letters with each run of more than three as its ends.
+
+    >>> abridged("abcegh"), abridged("acdefy")
+    ('abcegh', 'ac-fy')
+    """
+    runs = list[str]()
+    for letter in text:
+        if runs and LETTERS.index(letter) == LETTERS.index(runs[-1][-1]) + 1:
+            runs[-1] += letter
+        else:
+            runs.append(letter)
+    return "".join(run if len(run) <= 3 else f"{run[0]}-{run[-1]}" for run in runs)

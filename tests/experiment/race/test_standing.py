@@ -51,3 +51,12 @@ def test_two_have_a_letter_in_common_exactly_if_they_are_not_told_apart(flags, c
     assert set(found) == set(names) and all(found.values())
     for a, b in combinations(names, 2):
         assert (not set(found[a]) & set(found[b])) == apart[a, b]
+
+
+def test_no_letter_comes_again_after_z():
+    """Forty names, each told apart from all but its two neighbours."""
+    names = list(range(40))
+    found = letters(names, lambda a, b: abs(a - b) > 1)
+    assert len(set("".join(found.values()))) == 39
+    for a, b in combinations(names, 2):
+        assert bool(set(found[a]) & set(found[b])) == (b - a <= 1)
