@@ -20,7 +20,7 @@ from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, o
 from refsgd.cli.outputs import check_outputs, deliver, tell
 from refsgd.cluster.units import counted
 from refsgd.display.files import save
-from refsgd.experiment.arguments import Usage, catalogued
+from refsgd.experiment.arguments import Usage, catalogued, options_of
 from refsgd.experiment.functions import imported
 
 
@@ -64,11 +64,15 @@ def do(args: argparse.Namespace) -> None:
         ungraded(args)
 
 
-def _own(args: argparse.Namespace, name: str, function: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of an algorithm that were given, and those of an exchange."""
+def _own(args: argparse.Namespace, name: str, function: Any, more: Any = None
+         ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of an algorithm that were given, with those that only `more` has, and those of an
+    exchange."""
     own = Parser(prog=f"refsgd check {name}")
     of_exchange(own)
     own_options(own, name.removeprefix("--as "), function)
+    if more is not None:
+        own_options(own, args.target, more, options_of(function))
     found = own.parse_args(args.own)
     return own_given(found), exchange_given(found)
 
@@ -80,7 +84,7 @@ def grade(args: argparse.Namespace) -> None:
 
     if args.algorithm:
         args.algorithm = catalogued(args.algorithm)
-        options_for(args.algorithm, _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm])[0])
+        options_for(args.algorithm, {})  # whether it can be compared
     check_outputs(args)
     path, _, function = args.target.rpartition(":")
 
@@ -89,7 +93,10 @@ def grade(args: argparse.Namespace) -> None:
                 (args.gradescope, lambda: grades.as_gradescope(found))]
 
     def options(submission: Any) -> dict[str, Any]:
-        own, exchange = _own(args, args.target, CATALOGUE.get(args.algorithm, submission))
+        if args.algorithm is None:
+            own, exchange = _own(args, args.target, submission)
+        else:
+            own, exchange = _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm], submission)
         return own | exchange
 
     def graded(target: str) -> dict[str, Any]:

@@ -209,10 +209,13 @@ def number(text: str) -> float:
     return int(value) if math.isfinite(value) and value == int(value) else value
 
 
-def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Callable[..., Any]) -> None:
-    """Add a flag for each keyword-only parameter of an algorithm's function."""
+def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Callable[..., Any],
+                known: Iterable[str] = ()) -> None:
+    """Add a flag for each keyword-only parameter of an algorithm's function that is not known already."""
     group = parser.add_argument_group(f"options of {algorithm}")
     for name, parameter in options_of(function).items():
+        if name in known:
+            continue
         kind = type(parameter.default) if parameter.annotation is parameter.empty else parameter.annotation
         if float in (kind, *typing.get_args(kind)):
             kind = number

@@ -11,16 +11,19 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from refsgd.algorithms.facts import EXCHANGE
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import EXCHANGE, facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
-from refsgd.experiment.arguments import Usage, check_deployment
+from refsgd.experiment.arguments import Usage, check_deployment, options_of
 from refsgd.experiment.functions import deployment_function, with_defaults
 from refsgd.experiment.options import exchanges
 from refsgd.experiment.prepare import prepare
@@ -33,11 +36,13 @@ from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.runtimes.lint import forgotten_yields, parts_of
 from refsgd.runtimes.programs import ForgottenYield
 from refsgd.runtimes.simulator import simulate
+from refsgd.testing import contents
 from refsgd.testing.comparison import options_for, properties
 from refsgd.testing.exchange import check_codec, codec_findings, starves_none
 from refsgd.testing.exploration import explore_algorithm
 from refsgd.testing.findings import (
     RATE,
+    Finals,
     Finding,
     NotChecked,
     Small,
@@ -109,7 +114,11 @@ def _sizes(deploy: Small) -> str:
     for workers in (1, 2, 3, 4):
         for steps in (0, 1, 5):
             for machine in MACHINES:
-                finite(simulate(deploy(quadratic(d=3, workers=workers, noise=0.5), workers, steps), machine))
+                run = simulate(deploy(quadratic(d=3, workers=workers, noise=0.5), workers, steps), machine)
+                finite(run)
+                if steps and not any(run.trace.iterations.values()):
+                    raise AssertionError(f"{counted(workers, 'worker')} computed no gradient in "
+                                         f"{counted(steps, 'step')}; expected one in each step")
     return "1 to 4 workers, 0 to 5 steps, four machines"
 
 
@@ -160,9 +169,10 @@ def _descent(deploy: Small) -> str:
     return "a quadratic is minimised"
 
 
-def _schedules(deploy: Small, max_runs: int, options: Mapping[str, Any], most: int | None = None) -> str:
+def _schedules(deploy: Small, max_runs: int, options: Mapping[str, Any], most: int | None = None,
+               timeless: bool = False) -> str:
     """Check that no schedule of a small case deadlocks or violates an invariant; a report in words."""
-    finals: set[str] = set()
+    finals = Finals(timeless)
 
     def sound(run: Run) -> None:
         finite(run)
@@ -171,7 +181,7 @@ def _schedules(deploy: Small, max_runs: int, options: Mapping[str, Any], most: i
 
     def at_end(run: Run) -> None:
         sound(run)
-        finals.add(hash_of(run))
+        finals.add(run)
 
     def small(steps: int = 2, workers: int = 2) -> Deployment:
         return deploy(integer_gradients(d=3, workers=workers), workers, steps)
@@ -191,7 +201,7 @@ def _schedules(deploy: Small, max_runs: int, options: Mapping[str, Any], most: i
     # some deadlocks need a third worker, such as servers that answer different pairs
     with named_case(small, 2, 3, options):
         more = walk(lambda: small(workers=3), sound, runs=min(100, max_runs))
-    return f"{text}, {len(finals)} different results; 3 workers: {more.runs} random ones; no deadlock"
+    return f"{text}, different results: {finals}; 3 workers: {more.runs} random ones; no deadlock"
 
 
 def _mean(deploy: Small) -> str:
@@ -229,6 +239,8 @@ def _weighs(deploy: Small) -> str:
     except Exception:
         raise NotChecked("not checked: a run failed") from None
     mean = (3 * plain.gradient(plain.x0, 0, 0) + plain.gradient(plain.x0, 1, 0)) / 4
+    if np.array_equal(alike, plain.x0):
+        raise NotChecked("not checked: no gradient of a single step has moved a parameter")
     if np.array_equal(found, alike):
         raise NotChecked("do not weigh: gradients of 3 and of 1 example count the same, as where each "
                          "is applied alone")
@@ -262,7 +274,11 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
     """The findings of `check`, each as soon as it is known."""
     name, builds = deployment_function(function)
     said = {key: options.pop(key) for key in EXCHANGE if key in options}
-    own = options_for(algorithm, options) if algorithm else options
+    # those that only the function has, by which it is more general than the algorithm
+    of_algorithm = options_of(CATALOGUE[algorithm]) if algorithm else options
+    more = {key: options.pop(key) for key in options.keys() - of_algorithm.keys()}
+    own = {**(options_for(algorithm, options) if algorithm else options), **more}
+    facts = facts_of(builds, own)
 
     def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
         if said:
@@ -280,10 +296,14 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
     yield attempt("fixed point", _fixed_point, deploy)
     yield attempt("descent", _descent, deploy)
     yield attempt("all schedules", _schedules, deploy, max_runs, {**with_defaults(builds, own), **said},
-                  2 * max_runs if algorithm else None)
+                  2 * max_runs if algorithm else None, facts.timeless and not algorithm)
     if algorithm:
-        yield from (attempt(*each) for each in properties(builds, algorithm, options))
+        yield from (attempt(*each) for each in properties(partial(builds, **more), algorithm, options))
     else:
+        if not facts.minimises:  # which leaves entries of a gradient out
+            yield attempt("gradients count", contents.reach, deploy)
+        yield attempt("versions read", contents.versions, deploy)
+        yield attempt("formulas", contents.formula, builds, {**own, **said})
         yield attempt("mean of replicas", _mean, deploy)
         yield attempt("unequal batches", _weighs, deploy)
         yield from codec_findings(deploy)

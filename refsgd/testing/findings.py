@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from refsgd.problems.layers import equal
 from refsgd.runtimes.explorer import Counterexample, explore
 from refsgd.runtimes.programs import in_words
 from refsgd.runtimes.world import Stuck
-from refsgd.trace import Computed, Received, Run, Sent
+from refsgd.trace import Chosen, Computed, Received, Run, Sent
 
 RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
 
@@ -161,6 +161,28 @@ def known_gradients(x0: Array, gradient: Callable[[Array, int, int], Array]) -> 
 def hash_of(run: Run) -> str:
     """The hash of a run's final parameters."""
     return parameters_sha256(final_parameters(run))
+
+
+class Finals:
+    """The different results of the schedules of one case, by what programs have drawn in them."""
+
+    def __init__(self, alike: bool) -> None:
+        self.alike = alike  #: whether schedules with the same draws must agree
+        self.of = defaultdict[tuple[Any, ...], set[str]](set)
+
+    def add(self, run: Run) -> None:
+        """Keep the result of a run; raises AssertionError if it may not be another one."""
+        drawn = sorted((e.node, e.program, i, repr(e.option)) for i, e in enumerate(run.trace.of(Chosen)))
+        found = self.of[tuple((node, program, option) for node, program, _, option in drawn)]
+        found.add(hash_of(run))
+        if self.alike and len(found) > 1:
+            same = " that drew the same" if drawn else ""
+            raise AssertionError(f"two schedules{same} ended with different parameters; expected the same "
+                                 "bits, as its facts say that it is timeless")
+
+    def __str__(self) -> str:
+        results = len(set[str]().union(*self.of.values()))
+        return f"{results}{f', of {len(self.of)} different draws' if len(self.of) > 1 else ''}"
 
 
 def ledger(run: Run) -> None:

@@ -248,6 +248,9 @@ def _rescheduled(heat: Heat, experiment: Experiment, target: Target) -> Heat:
         times = _times(heat, replace(experiment, problem=shape))
     except NoContents:  # the algorithm reads them
         times = _times(heat, experiment)
+    if unknown := [p.gradients for p in heat.points if p.gradients not in times]:
+        raise Usage(f"{experiment.name} is not evaluated after {unknown[0]} gradients here, as the race is; "
+                    "expected a race of this version: run it again")
     points = [p._replace(seconds=times[p.gradients]) for p in heat.points]
     found = crossing(points[-3:], target) if heat.ended == "reached" else None
     return heat._replace(seconds=found[0] if found else math.inf, points=points)

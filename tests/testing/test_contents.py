@@ -1,0 +1,124 @@
+"""`refsgd check` compares what a model contains with what marks and facts say, without another program to compare with."""
+
+import pytest
+
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import REPLICAS, Facts, declare
+from refsgd.algorithms.federated import fedavg
+from refsgd.algorithms.parts import Model, Push, names, worker
+from refsgd.algorithms.server import asp, bsp
+from refsgd.algorithms.sgd import SGD
+from refsgd.cli import main
+from refsgd.effects import Compute, Mark, Node, Recv, Send
+from refsgd.testing import check, contents, explore_algorithm
+from refsgd.testing.findings import RATE, attempt
+
+#: with one worker alone; and the one that takes entries out of a gradient
+SPECIAL = ("sequential", "strads")
+
+
+def found(function, **options):
+    return {f.name: f for f in check(function, processes=False, max_runs=20, **options)}
+
+
+@pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in SPECIAL])
+def test_the_catalogue_says_what_its_models_contain(name):
+    def deploy(*case):
+        return CATALOGUE[name](*case, SGD(RATE))
+
+    for check_, given in ((contents.reach, (deploy,)), (contents.versions, (deploy,)), (contents.formula, (name, {}))):
+        assert attempt(check_.__name__, check_, *given).held is not False
+
+
+def served(server):
+    """BSP with another server."""
+    def deploy(problem, workers, steps, sgd):
+        ws, ss = names(workers, 1)
+        return {w: Node(worker(i, ss, problem, steps)) for i, w in enumerate(ws)} | {
+            "server0": Node(server(ws, problem.x0, steps, sgd), role="server")}
+
+    return deploy
+
+
+def rounds(late=False, lossy=False):
+    """WRONG: the server sends the model before the newest as the newest, or leaves a gradient out that it marks."""
+    def server(workers, x, steps, sgd):
+        v = sgd.start(x)
+        for t in range(steps):
+            pushes = {}
+            while len(pushes) < len(workers):
+                w, push = yield Recv(Push)
+                pushes[w] = push
+            used = [pushes[w] for w in workers][lossy and t % 2:]
+            before, (x, v) = x, (yield Compute(bsp.update, sgd, x, v, used, t, "mean", kind="update"))
+            yield Mark("update", part=0, version=t, reads=tuple((w, pushes[w].version) for w in workers), x=x)
+            for w in workers:
+                yield Send(w, Model(before if late and t < steps - 1 else x, t + 1))
+        return x
+
+    return served(server)
+
+
+def test_a_model_that_is_older_than_its_number_is_found():
+    assert found(rounds())["versions read"].held
+    says = found(rounds(late=True))["versions read"]
+    assert says.held is False and "3 gradients are marked as computed at version 0; 6 were computed at that model" in says.text
+
+
+def test_a_gradient_that_is_marked_and_not_applied_is_found():
+    assert "together as 20 steps" in found(rounds())["gradients count"].text
+    says = found(rounds(lossy=True))
+    assert says["gradients"].held and says["gradients count"].held is False
+    assert "10 of 60 gradients never reach the model, such as gradient 1 of worker 0" in says["gradients count"].text
+
+
+def rounds_of(period, last=True):
+    """FedAvg, whose last round, if it is shorter, is left out."""
+    def deploy(problem, workers, steps, sgd):
+        return fedavg.fedavg(problem, workers, steps if last else steps - steps % period, sgd, period=period)
+
+    return deploy
+
+
+def test_a_last_round_that_is_missing_is_said():
+    assert found(rounds_of(8))["gradients count"].held
+    says = found(rounds_of(8, last=False))
+    assert says["sizes"].held is False and "computed no gradient in 1 step" in says["sizes"].text
+    assert says["unequal batches"].text == "not checked: no gradient of a single step has moved a parameter"
+    assert says["gradients count"].held is None and "48 of 60 gradients are computed" in says["gradients count"].text
+
+
+@pytest.mark.parametrize(("facts", "name", "words"), [
+    (Facts(timeless=True), "all schedules", "its facts say that it is timeless"),
+    (Facts(formula="bsp"), "formulas", "updates is 60 in a run, and by the formulas that its facts name 20"),
+    (REPLICAS, "deployment", "")])
+def test_facts_that_a_run_refutes_are_found(facts, name, words):
+    @declare(facts)
+    def liar(problem, workers, steps, sgd):
+        return asp.asp(problem, workers, steps, sgd)
+
+    says = found(liar)[name]
+    assert says.held is bool(not words) and words in says.text
+
+
+def test_schedules_with_the_same_draws_agree():
+    """FedAvg depends on whom it draws, and on nothing else."""
+    assert "different results: 4, of 4 different draws" in explore_algorithm("fedavg", period=1, sampled=1)
+    assert "of 2 different draws" in found("fedavg", sampled=1)["all schedules"].text
+
+
+GENERAL = """
+from refsgd.algorithms.federated.fedavg import fedavg
+
+
+def mine(problem, workers, steps, sgd, *, period=8, share=1.0):
+    return fedavg(problem, workers, steps, sgd, period=period, sampled=max(1, round(share * workers)))
+"""
+
+
+@pytest.mark.parametrize(("share", "code"), [("1", 0), ("0.4", 1)])
+def test_a_more_general_function_is_compared_where_it_is_the_algorithm(tmp_path, share, code, capsys):
+    (file := tmp_path / "mine.py").write_text(GENERAL)
+    assert main(["check", f"{file}:mine", "--as", "fedavg", "--period", "2", "--share", share]) == code
+    assert main(["check", f"{file}:mine", "--as", "fedavg", "--perid", "2"]) == 2
+    assert "did you mean --period?" in capsys.readouterr().err
