@@ -96,7 +96,7 @@ def server(shard: Shard, workers: Sequence[str], gradients: int) -> Program[Arra
     return shard.x
 
 
-@declare(ONE_SERVER, formula="ringleader",
+@declare(ONE_SERVER, compared=False, formula="ringleader",
          mean_of="a round has an update for each worker, which already multiplies the rate",
          recursion="its updates apply gradients again that earlier ones have applied")
 def ringleader(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:

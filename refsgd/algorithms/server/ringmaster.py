@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from refsgd.algorithms.facts import ONE_WORKER, SERVED, declare, depends, never
+from refsgd.algorithms.facts import ONE_WORKER, SERVED, declare, depends
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Mark, Program, RunEnded, Send
@@ -46,7 +46,7 @@ def server(shard: Shard, pushes: int, threshold: float) -> Program[Array]:
     return shard.x
 
 
-@declare(SERVED, updates=depends, mean_of=ONE_WORKER, formula="ringmaster", gate=never, recursion="pushes")
+@declare(SERVED, updates=depends, mean_of=ONE_WORKER, formula="ringmaster", recursion="pushes")
 def ringmaster(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                rotated: bool = False, *, threshold: float | None = None) -> Deployment:
     """Deploy Ringmaster ASGD.
