@@ -105,6 +105,14 @@ def broken(name: str, code: str) -> Counterexample:
     return found
 
 
+def figures(name: str, code: str) -> str:
+    """What code that calls an exhibit ``program`` prints; raises ValueError if it fails."""
+    outcome = experiments.perform(code, program=program(name))
+    if outcome.failure is not None:
+        raise ValueError(f"{name}: the figures fail: {experiments.complaint(outcome.failure)}")
+    return outcome.printed
+
+
 def share_broken(name: str, code: str, runs: int = 1000) -> float:
     """The share of random schedules of an exhibit's case that break it."""
     deploy, check, _ = case(program(name), code)

@@ -4,7 +4,8 @@
 it; ``:accuracy:`` is the least that the page claims, and ``:options:`` and ``:against:`` are those of the two
 runs.  ``exhibit-counterexample`` NAME has the code of a small case; it shows the shortest schedule that
 breaks the case, whose number of ``:events:`` the page states, and, unless it is ``:player-only:``, a page of
-all schedules.  ``exhibit-correction`` NAME has a diff.
+all schedules.  ``exhibit-correction`` NAME has a diff.  ``exhibit-figures`` NAME runs code that calls the
+exhibit ``program``, and shows what it prints.
 """
 
 from __future__ import annotations
@@ -141,6 +142,17 @@ class Broken(Exhibit):
                       self.frame(target, f"Be the scheduler: {name}"))
 
 
+class Figures(Exhibit):
+    """``exhibit-figures``."""
+
+    def make(self) -> list[nodes.Node]:
+        """What the code prints; the code is folded."""
+        name, code = self.name_of_algorithm(), "\n".join(self.content) + "\n"
+        self.depend(name)
+        return [listing(exhibits.figures(name, code), "text", ["seen"]),
+                *folded("How these figures are computed", listing(experiments.imports(code) + "\n" + code))]
+
+
 class Correction(Exhibit):
     """``exhibit-correction``."""
 
@@ -165,6 +177,7 @@ class Correction(Exhibit):
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Register the directives."""
-    for name, directive in {"training": Training, "counterexample": Broken, "correction": Correction}.items():
+    for name, directive in {"training": Training, "counterexample": Broken, "figures": Figures,
+                            "correction": Correction}.items():
         app.add_directive(f"exhibit-{name}", directive)
     return {"version": refsgd.__version__, "parallel_read_safe": True, "parallel_write_safe": True}
