@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.agreement`` (PyTorch) computes both sides of every comparison and writes docs/agreement.md;
 ``tests/papers/test_agreement.py`` computes them again.  Of public code only facts are used: what a test of it expects, or
-what a rule says, written anew in a few lines.
+what a rule says, written out in a few lines.
 """
 
 from __future__ import annotations
