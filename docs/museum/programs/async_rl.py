@@ -14,8 +14,8 @@ def trainer(workers, problem, total, size, sgd, ahead):
             numbers = sorted(finished)[:size]  # those that have waited longest
             samples = [finished.pop(i) for i in numbers]
             examples = [problem.images(i % workers, i // workers) for i in numbers]
-            x, v = yield Compute(update, sgd, x, v, version, [s.sample for s in samples], examples,
-                                 problem.rollouts, "none", kind="update")
+            x, v = yield Compute(update, sgd, x, v, version, [s.sample for s in samples],
+                                 examples, problem.rollouts, "none", kind="update")
             yield Mark("update", part=0, version=version, images=sum(examples), x=x,
                        reads=tuple((s.worker, s.version) for s in samples))
             version += 1

@@ -1,4 +1,4 @@
-"""DiLoCo: the averaged change of a round is the gradient of an outer optimiser, Nesterov's."""
+"""DiLoCo: what a round has changed is the gradient of an outer optimiser, Nesterov's."""
 
 import numpy as np
 
@@ -23,7 +23,8 @@ def peer(replica, names, problem, steps, period, lr, momentum):
                       for i in range(len(names))]
             pseudogradient = replica.x - original
             mean = yield from mean_move(replica.rank, names, pseudogradient, images)
-            original, u = yield Compute(outer_step, original, u, mean, lr, momentum, kind="update")
+            original, u = yield Compute(outer_step, original, u, mean, lr, momentum,
+                                        kind="update")
             replica.x, since = original, t + 1
         yield Mark("clock", t=t)
     return replica.x

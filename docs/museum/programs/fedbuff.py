@@ -8,7 +8,7 @@ from refsgd.algorithms.parts import deploy
 
 
 def aggregate(x, models, reads, rates, clients):
-    """The next model; `reads` are the models with which the clients began, `rates` fall with staleness."""
+    """The next model; clients began with `reads`, and `rates` fall with staleness."""
     step = np.zeros_like(x)
     for i, model in enumerate(models):
         alpha = np.float32(rates[i] / clients)

@@ -1,4 +1,4 @@
-"""DiLoCo: the averaged change of a round is the gradient of an outer optimiser, Nesterov's."""
+"""DiLoCo: what a round has changed is the gradient of an outer optimiser, Nesterov's."""
 
 import numpy as np
 

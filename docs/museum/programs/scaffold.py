@@ -1,4 +1,4 @@
-"""SCAFFOLD: clients correct each gradient by control variates, so that they do not drift apart."""
+"""SCAFFOLD: clients correct each gradient, so that they do not drift apart."""
 
 import numpy as np
 
