@@ -73,7 +73,7 @@ def _weights(run: Run, reads: Mapping[tuple[int, int], Array]) -> Iterator[tuple
     if not reads or not (marks := run.trace.marks("update")):
         return
     first = np.zeros_like(next(iter(reads.values())))
-    if any(np.size(e.values.get("x")) != first.size + 1 for e in marks):  # type: ignore[arg-type]
+    if any(getattr(e.values.get("x"), "size", 0) != first.size + 1 for e in marks):
         return  # models in parts
     versions = [first, *(contents(e.values["x"], len(first)) for e in marks)]
     for (rank, t), counts in reads.items():
