@@ -80,6 +80,7 @@ def test_every_folder_is_whole_and_its_sheet_fits_its_rubric():
             compile((HOMEWORK / folder / name).read_text(), name, "exec")
 
 
+@pytest.mark.slow
 def test_the_autograder_of_the_page_grades_homework_a(tmp_path):
     """Gradescope's script as it is printed, in another folder: all points for the solution, 0 for no file."""
     page = (HOMEWORK.parents[1] / "howto/course.md").read_text()

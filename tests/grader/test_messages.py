@@ -130,6 +130,7 @@ def test_each_mistake_in_the_rule_is_named(i):
         _same_rule(deploy, "ssp", {}, 1)
 
 
+@pytest.mark.slow
 def test_a_velocity_computed_twice_is_named(written):
     line = "v = sgd.momentum * v + push.grad\n        "
     written(APPLY, f"{line}{line}x = x - sgd.lr * sgd.schedule(version) * v")
@@ -140,8 +141,8 @@ def test_a_velocity_computed_twice_is_named(written):
 
 @pytest.mark.parametrize(("mistake", "points", "lead"), [
     (BSP, 16, "begun 1; expected 2 with a slack of 1: they wait too long"),
-    (ASP, 13, "begun 5; expected 1 with a slack of 0: they go too far ahead"),
-    (LATE, 13, "begun 2; expected 1 with a slack of 0: they go too far ahead")])
+    pytest.param(ASP, 13, "begun 5; expected 1 with a slack of 0: they go too far ahead", marks=pytest.mark.slow),
+    pytest.param(LATE, 13, "begun 2; expected 1 with a slack of 0: they go too far ahead", marks=pytest.mark.slow)])
 def test_a_server_without_the_bound_does_not_pass(mistake, points, lead, written):
     """As docs/howto/course.md says it."""
     written(*mistake)

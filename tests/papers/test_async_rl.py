@@ -121,7 +121,7 @@ def test_cycle_of_a_closed_queue(workers, rollout, update, ahead):
 
 
 @pytest.mark.parametrize("order", ["admission", "completion"])
-@pytest.mark.parametrize("law", ["exponential(1)", "lognormal(1,1)"])
+@pytest.mark.parametrize("law", ["exponential(1)", pytest.param("lognormal(1,1)", marks=pytest.mark.slow)])
 def test_no_law_is_faster_than_the_trainer_or_all_actors(law, order):
     """cycle >= max(E[T_u], B E[T_r]/n), which a large lead comes close to."""
     machine = Machine(compute=law, update="fixed(0.2)")

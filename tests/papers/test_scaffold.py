@@ -84,7 +84,7 @@ def hold_optimum(deploy, sampled=None, sgd=PLAIN):
         assert x == pytest.approx(np.average(optima, weights=curvatures), abs=1e-6)
 
 
-@pytest.mark.parametrize(("sampled", "momentum"), [(None, 0.0), (1, 0.0), (None, 0.5)])
+@pytest.mark.parametrize(("sampled", "momentum"), [(None, 0.0), (1, 0.0), pytest.param(None, 0.5, marks=pytest.mark.slow)])
 def test_the_fixed_point_is_the_optimum_for_every_h(sampled, momentum):
     """Where FedAvg's is not."""
     hold_optimum(scaffold.scaffold, sampled, SGD(0.05 if momentum else 0.1, momentum))
