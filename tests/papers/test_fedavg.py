@@ -207,8 +207,8 @@ def test_clients_are_stable_up_to_a_rate(rate, mu, stable):
 
 def test_weights_over_all_clients_are_caught():
     """WRONG: sum over the drawn of n_k/N y_k, with N of all: the model shrinks."""
-    wrong = wrong_deployment(fedavg.fedavg, "return models[0].x if len(models) == 1 else x + mean_gradient([y.x - x for y in models], images)",
-                             "return sum(y.x for y in models) / np.float32(4)")
+    wrong = wrong_deployment(fedavg.fedavg, "return models[0].x if len(models) == 1 else x + mean_move(x, models, images), state",
+                             "return sum(y.x for y in models) / np.float32(4), state")
     with pytest.raises(AssertionError):
         hold_still(wrong, sampled=2)
 

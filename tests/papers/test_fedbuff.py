@@ -231,14 +231,14 @@ def test_the_server_asks_others_when_a_client_has_died(concurrency):
 
 @pytest.mark.parametrize(("right", "wrong"), [
     ("(y.x - read)", "(y.x - x)"),  # the direction of FedAsync
-    ("if len(kept) == size or (kept and not read and not ready):", "if len(kept) == size:"),  # the last moves are lost
-    ("read[w] = given[w] + job.steps, shard.x", "read[w] = given[w] + job.steps, problem.x0")])
+    ("if len(kept) == size or (kept and not jobs and not ready):", "if len(kept) == size:"),  # the last moves are lost
+    ("message, job.x, rate", "message, 0 * job.x, rate")])
 def test_a_wrong_move_is_caught(right, wrong):
     with pytest.raises((AssertionError, NameError)):
         hold_softsync(wrong_deployment(fedbuff.fedbuff, right, wrong), 0, 5, 7, 2)
 
 
-@pytest.mark.parametrize("wrong", ["1.0", "rate * weighted(given[w], weight)", "rate * weighted(shard.version, weight)"])
+@pytest.mark.parametrize("wrong", ["1.0", "rate * weighted(done[w], weight)", "rate * weighted(shard.version, weight)"])
 def test_wrong_weights_are_caught(wrong):
     """WRONG: none; by the client's steps; by the age of the model."""
     deploy = wrong_deployment(fedbuff.fedbuff, "rate * weighted(shard.version - message.version, weight)", wrong)

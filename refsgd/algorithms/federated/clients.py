@@ -44,6 +44,7 @@ class Stop(NamedTuple):
 
 
 Weight = Literal["constant", "polynomial", "hinge"]
+Rule = Callable[..., tuple[Array, Any]]  #: of a server: x and its state after models have come
 Answers = Sequence[tuple[str, Trained]]  #: clients with what they have sent
 
 CLIENTS = Facts(holds="replica", collects=True,
@@ -124,20 +125,25 @@ def ask(clients: Sequence[str], job: Work, living: list[str]) -> Program[Answers
     return [(w, found[w]) for w in clients if w in found]
 
 
-def combine(x: Array, models: Sequence[Trained], images: Sequence[int]) -> Array:
+def combine(x: Array, state: Any, models: Sequence[Trained], images: Sequence[int]) -> tuple[Array, Any]:
     """x plus the mean of how far the models are from it, each with a weight; of a single model itself.
 
     With moves in place of models, clients whose model has not changed leave every bit of x.
     """
-    return models[0].x if len(models) == 1 else x + mean_gradient([y.x - x for y in models], images)
+    return models[0].x if len(models) == 1 else x + mean_move(x, models, images), state
 
 
-def apply(shard: Shard, answers: Answers, rule: Callable[..., Array], *given: Any) -> Program[None]:
-    """One update of the server's model, if there are answers: ``x = rule(x, models, *given)``."""
+def mean_move(x: Array, models: Sequence[Trained], images: Sequence[int]) -> Array:
+    """By how much the models are ahead of x on average, each with a weight."""
+    return mean_gradient([y.x - x for y in models], images)
+
+
+def apply(shard: Shard, answers: Answers, rule: Rule, *given: Any) -> Program[None]:
+    """One update of the server, if there are answers: ``x, state = rule(x, state, models, *given)``."""
     if not answers:
         return
     models = [trained for _, trained in answers]
-    shard.x = yield Compute(rule, shard.x, models, *given, kind="update")
+    shard.x, shard.state = yield Compute(rule, shard.x, shard.state, models, *given, kind="update")
     yield from shard.mark(tuple((w, y.version) for w, y in answers), sum(y.examples for y in models))
 
 

@@ -25,6 +25,7 @@ Xie, Koyejo and Gupta, "Asynchronous federated optimization", arXiv:1903.03934, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +37,11 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment
 
 
-def mix(x: Array, models: Sequence[Trained], reads: Sequence[Array], rates: Sequence[float]) -> Array:
+def mix(x: Array, state: Any, models: Sequence[Trained], reads: Sequence[Array],
+        rates: Sequence[float]) -> tuple[Array, Any]:
     """x, moved towards a client's model, or that model; what the client had read does not matter."""
     (y, *_), (rate,) = models[0], rates
-    return y if rate == 1 else x + np.float32(rate) * (y - x)
+    return y if rate == 1 else x + np.float32(rate) * (y - x), state
 
 
 @declare(ANY_TIME, mean_of="each client's model is mixed in alone", collects=False, formula="fedasync")

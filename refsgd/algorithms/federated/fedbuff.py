@@ -30,12 +30,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from refsgd.algorithms.facts import declare
 from refsgd.algorithms.federated.clients import (
     CLIENTS,
+    Rule,
     Trained,
     Weight,
     Work,
@@ -51,44 +53,50 @@ from refsgd.algorithms.parts import Objective, Shard, deploy
 from refsgd.algorithms.sgd import SGD, mean_gradient
 from refsgd.effects import Array, Deployment, Died, Program, Recv, Send
 
-Rule = Callable[[Array, Sequence[Trained], Sequence[Array], Sequence[float]], Array]
 
-
-def add_moves(x: Array, models: Sequence[Trained], reads: Sequence[Array], rates: Sequence[float]) -> Array:
+def add_moves(x: Array, state: Any, models: Sequence[Trained], reads: Sequence[Array],
+              rates: Sequence[float]) -> tuple[Array, Any]:
     """x plus the mean of the moves from what was read, each at its rate."""
     moves = [np.float32(rate) * (y.x - read) for y, read, rate in zip(models, reads, rates, strict=True)]
-    return x + mean_gradient(moves, [1] * len(moves))
+    return x + mean_gradient(moves, [1] * len(moves)), state
+
+
+def alike(period: int, done: int, most: int) -> int:
+    """H for each client, however fast."""
+    return period
 
 
 def server(shard: Shard, clients: Sequence[str], steps: int, period: int, size: int, concurrency: int,
-           weight: Weight, rate: float, rule: Rule = add_moves) -> Program[Array]:
+           weight: Weight, rate: float, rule: Rule = add_moves,
+           length: Callable[[int, int, int], int] = alike) -> Program[Array]:
     """Keep `concurrency` clients at work and step with `size` models at a time; returns x, (d,)."""
-    given = dict.fromkeys(clients, 0)  # steps of those that live, with those under way
-    read: dict[str, Array] = {}  # by the clients at work
+    done = dict.fromkeys(clients, 0)  # steps of which the server has heard, of those that live
+    jobs: dict[str, Work] = {}  # of the clients at work
     kept: list[tuple[str, Trained, Array, float]] = []
     chosen = yield from draw(clients if steps else [], concurrency)
     while True:
         for w in chosen:
-            job = Work(shard.x, shard.version, given[w], min(period, steps - given[w]))
-            given[w], read[w] = given[w] + job.steps, shard.x
-            yield Send(w, job)
-        if not read:
+            h = length(period, done[w], max(done.values()))
+            jobs[w] = Work(shard.x, shard.version, done[w], min(h, steps - done[w]))
+            yield Send(w, jobs[w])
+        if not jobs:
             break
         w, message = yield Recv(Trained, Died)
         if isinstance(message, Died):
-            w = message.node
-            del given[w]
-        begun = read.pop(w, shard.x)
-        if isinstance(message, Trained):
-            kept.append((w, message, begun, rate * weighted(shard.version - message.version, weight)))
-        ready = [v for v in given if v not in read and given[v] < steps]
-        if len(kept) == size or (kept and not read and not ready):
+            jobs.pop(message.node, None)
+            del done[message.node]
+        else:
+            job = jobs.pop(w)
+            done[w] += job.steps
+            kept.append((w, message, job.x, rate * weighted(shard.version - message.version, weight)))
+        ready = [v for v in done if v not in jobs and done[v] < steps]
+        if len(kept) == size or (kept and not jobs and not ready):
             kept.sort(key=lambda each: clients.index(each[0]))  # not by arrival: sums are the same bits
             names, models, reads, rates = zip(*kept, strict=True)
             yield from apply(shard, list(zip(names, models, strict=True)), rule, reads, rates)
             kept = []
-        chosen = yield from draw(ready, concurrency - len(read))
-    yield from stop([*given] if steps else [])
+        chosen = yield from draw(ready, concurrency - len(jobs))
+    yield from stop([*done] if steps else [])
     return shard.x
 
 
