@@ -22,7 +22,7 @@ from refsgd.theory.algorithms.asp import asp, softsync, staleness_aware
 from refsgd.theory.algorithms.bsp import backup_workers, bsp
 from refsgd.theory.algorithms.centers import approximate
 from refsgd.theory.algorithms.fastest import k_async, k_sync, rennala, ringleader, ringmaster
-from refsgd.theory.algorithms.federated import fedasync, fedavg, fedbuff, scaffold
+from refsgd.theory.algorithms.federated import async_diloco, fedasync, fedavg, fedbuff, scaffold
 from refsgd.theory.algorithms.fetching import downpour, easgd
 from refsgd.theory.algorithms.gossip import adpsgd, ako, dpsgd, gosgd, pair_averaging, sgp
 from refsgd.theory.algorithms.local import diloco, eager_diloco, local_sgd, post_local
@@ -44,7 +44,8 @@ def _named(*formulas: Callable[[Setting], Figures]) -> dict[str, Callable[[Setti
 
 
 SERVED = _named(bsp, asp, ssp, dssp, softsync, staleness_aware, backup_workers, downpour, easgd, approximate,
-                k_async, k_sync, rennala, ringmaster, ringleader, fedavg, scaffold, fedbuff, fedasync)
+                k_async, k_sync, rennala, ringmaster, ringleader, fedavg, scaffold, fedbuff, fedasync,
+                async_diloco)
 #: of algorithms without servers; on a flat machine each of their workers has its own host
 PEERS = _named(sequential, independent, hogwild, allreduce, dgc, zero, local_sgd, post_local, diloco,
                eager_diloco, gosgd, ako, adpsgd, pair_averaging, dpsgd, sgp, gpipe, pipedream)

@@ -35,7 +35,7 @@ GO_ON = [
       for refresh in ("fresh", "lazy", "eager")],
     ("dssp", {"lower": 0, "upper": 2}), ("approximate", {}), ("easgd", {"period": 1}),
     ("hogwild", {}), ("independent", {}), ("gosgd", {"p": 0.7}), ("pair-averaging", {}), ("adpsgd", {}),
-    ("adpsgd", {"graph": "star"}), *[(name, {"period": 1}) for name in ("fedavg", "scaffold", "fedbuff", "fedasync")],
+    ("adpsgd", {"graph": "star"}), *[(name, {"period": 1}) for name in ("fedavg", "scaffold", "fedbuff", "fedasync", "async-diloco")],
 ]
 GO_ON += [(name, {}) for name in sorted(continuing() - {n for n, _ in GO_ON}) if name != "sandblaster"]  # its own tests
 

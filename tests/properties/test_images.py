@@ -85,7 +85,7 @@ def test_the_rate_of_computed_gradients_at_a_nominal_batch_is_another(name):
 
 # -- whole runs ----------------------------------------------------------------------------------------------
 
-PERIODS = {name: {"period": 1} for name in ("fedavg", "scaffold", "fedbuff", "fedasync")}  # a read for each gradient
+PERIODS = {name: {"period": 1} for name in ("fedavg", "scaffold", "fedbuff", "fedasync", "async-diloco")}  # a read for each gradient
 EACH = (3, 1, 2, 2)  # images of each worker's gradients
 
 

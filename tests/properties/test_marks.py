@@ -26,9 +26,9 @@ def updates_of(name, node, marks):
     """Computations of kind "update" that a node is charged for, by its marks."""
     if name in ("adpsgd", "hogwild"):  # plain Python, and additions
         return 0
-    if name in ("easgd", "fedavg", "scaffold", "fedbuff", "fedasync") and node.startswith("worker"):
+    if name in ("easgd", "fedavg", "scaffold", "fedbuff", "fedasync", "async-diloco") and node.startswith("worker"):
         return STEPS
-    return marks + ("diloco" in name)  # the outer step of the only round
+    return marks + (name in ("diloco", "eager-diloco"))  # the outer step of the only round
 
 
 def hold_marks(name, deploy, **options):

@@ -211,7 +211,7 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
 
 REST = sorted({*having(lambda facts: facts.formula)} - set(DEPLOY))
 LEFT = {"backup-workers", "downpour", "dssp", "gpipe", "pipedream", "zero",
-        "k-async", "k-sync", "rennala", "ringmaster", "ringleader", "fedbuff", "fedasync"}  # to a simulation
+        "k-async", "k-sync", "rennala", "ringmaster", "ringleader", "fedbuff", "fedasync", "async-diloco"}  # to a simulation
 QUEUES = {"easgd", "downpour", "backup-workers", "pair-averaging"}  # not exact where messages queue
 
 
@@ -261,7 +261,7 @@ def test_the_catalogue_at_fixed_times(name, n):
 
 
 #: 50 steps are few rounds of 8, and so few draws that 8 runs differ by more than 5 %
-ROUNDS = {name: {"period": 2} for name in ("fedavg", "scaffold", "fedbuff", "fedasync")}
+ROUNDS = {name: {"period": 2} for name in ("fedavg", "scaffold", "fedbuff", "fedasync", "async-diloco")}
 
 
 @pytest.mark.slow

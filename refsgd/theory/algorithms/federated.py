@@ -86,6 +86,16 @@ def fedasync(c: Setting) -> Figures:
     return _jobs(c, 1)
 
 
+def async_diloco(c: Setting) -> Figures:
+    """As FedBuff, one move at a time; the lengths of DyLU's jobs follow from their times."""
+    out = _jobs(c, 1)
+    if c.options.get("dylu") and c.workers > 1:
+        for name in ("updates", "bytes_per_iteration", "bytes_sent", "staleness_mean"):
+            out.pop(name, None)
+            out.leave(JOBS, name)
+    return out
+
+
 def _jobs(c: Setting, size: int) -> Figures:
     """Jobs of H steps, `size` of them in an update: their number, and the staleness of ASP with such jobs."""
     c = replace(c, servers=1)
