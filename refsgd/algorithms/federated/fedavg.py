@@ -3,30 +3,32 @@
 In each round the server sends its model to m of n clients, drawn at random; they take H steps each, and the
 server adds the mean of their moves.  Where clients have different data, H steps drift towards each client's
 own optimum, and the fixed point is not the optimum of all.  FedProx holds them back: it adds mu times the
-distance from the round's model to each gradient.
+distance from the round's model to each gradient.  With a `rule`, the mean of the moves is the direction of
+an optimiser of the server: FedAvgM, FedAdagrad, FedAdam and FedYogi, together FedOpt.
 
 Quick facts
 -----------
 synchronous: yes, every H steps, for the m of a round | centralised: yes | roles: n clients, one server |
 messages per client and round that it takes part in: 1 down, 1 up | bytes per such round: M down, M up (M = 4
 d) | staleness: 0 | clock gap: at most H - 1 while computing if m = n, otherwise unbounded | momentum: local,
-kept between the client's rounds | aggregation: mean of the clients' moves, weighted by the examples of the
-round | deterministic: yes, given the draws
+kept between the client's rounds, and the server's if it has a rule | aggregation: mean of the clients' moves,
+weighted by the examples of the round | deterministic: yes, given the draws
 
-With m = n it is local SGD through a server, and with H = 1 too, BSP.
+Without a rule and with m = n it is local SGD through a server, and with H = 1 too, BSP.
 
 What differs from the papers
 ----------------------------
 The papers' E epochs are H steps here, and their share C of the clients is their number m.  The batches of a
 round are those of its steps, also for clients that missed earlier rounds.  The last round may be shorter than
-H.  Clients of FedProx may also do unequal amounts of work; here all do the same.
+H.  Clients of FedProx may also do unequal amounts of work; here all do the same.  FedOpt's defaults are as
+recalled.  Flower's FedAdam is another rule: it corrects averages for their start, and v starts at 0.
 
 References
 ----------
 McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017, arXiv:1602.05629, algorithm 1.
 Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous networks", MLSys
-2020, arXiv:1812.06127, algorithm 2: FedProx.
+2020, arXiv:1812.06127, algorithm 2: FedProx.  FedOpt: see `refsgd.algorithms.federated.fedopt`.
 """
 
 from __future__ import annotations
@@ -37,18 +39,22 @@ from dataclasses import replace
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.facts import Facts, Options, declare
 from refsgd.algorithms.federated.clients import CLIENTS, Work, apply, ask, client, combine, draw, some, stop
+from refsgd.algorithms.federated.fedopt import Name, Outer
 from refsgd.algorithms.parts import Objective, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program
 
 
-def server(shard: Shard, clients: Sequence[str], steps: int, period: int, sampled: int) -> Program[Array]:
-    """Move in each round by the mean move of the clients that are drawn; returns the parameters, (d,)."""
-    living = list(clients)
+def server(shard: Shard, clients: Sequence[str], steps: int, period: int, sampled: int,
+           outer: Outer | None) -> Program[Array]:
+    """Step in each round along the mean move of the clients that are drawn; returns the parameters, (d,)."""
+    living, step = list(clients), outer.step if outer else combine
+    if outer:
+        shard.state = outer.start(shard.x)
     for t in range(0, steps, period):
         drawn = yield from draw(living, sampled)
         answers = yield from ask(drawn, Work(shard.x, shard.version, t, min(period, steps - t)), living)
-        yield from apply(shard, answers, combine, [trained.examples for _, trained in answers])
+        yield from apply(shard, answers, step, [trained.examples for _, trained in answers])
     yield from stop(living if steps else [])
     return shard.x
 
@@ -58,16 +64,27 @@ ROUNDS = replace(CLIENTS, timeless=True, lost="its part in the round",
                  mean_of=lambda workers, options: some(workers, options["sampled"], "sampled"))
 
 
+def needs(options: Options, workers: int) -> dict[str, str]:
+    """What the server's rule does not use."""
+    unused = {"sgd": ("outer_lr", "outer_momentum", "beta2", "tau"), "momentum": ("beta2", "tau"),
+              "adagrad": ("beta2",)}
+    return dict.fromkeys(unused.get(options["rule"], ()), "rule adam")
+
+
 def facts(options: Options) -> Facts:
     """The facts of rounds, which with one step of each client are BSP."""
-    return replace(ROUNDS, formula="fedavg", recursion="mean" if options["period"] == 1 else
-                   "an update is a round of several steps, in which clients drift")
+    plain = options["rule"] == "sgd"
+    return replace(ROUNDS, formula="fedavg", needs=needs, recursion=(
+        "mean" if options["period"] == 1 and plain else
+        "an update is a round of several steps, in which clients drift" if plain else
+        "the server's optimiser has a state, which no recursion here follows"))
 
 
 @declare(facts)
 def fedavg(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
-           sampled: int | None = None, mu: float = 0.0) -> Deployment:
-    """Deploy FedAvg, or FedProx.
+           sampled: int | None = None, mu: float = 0.0, rule: Name = "sgd", outer_lr: float = 0.1,
+           outer_momentum: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Deployment:
+    """Deploy FedAvg, FedProx, or with a `rule` FedOpt.
 
     Parameters
     ----------
@@ -79,11 +96,23 @@ def fedavg(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
         m, the clients of a round, by default all.
     mu : float
         FedProx: how strongly a client is pulled back to the model of the round, >= 0.
+    rule : {"sgd", "momentum", "adagrad", "adam", "yogi"}
+        The server's: plain averaging, or the mean move as the direction of one of these.
+    outer_lr : float
+        Of the rule, > 0.
+    outer_momentum : float
+        In [0, 1): beta_1.
+    beta2 : float
+        In [0, 1): of v, the mean of the squares of moves.
+    tau : float
+        Added to the root of v, > 0; v starts at tau^2.
     """
     check_period(period, 1)
     if not 0 <= mu < float("inf"):
         raise ValueError(f"mu {mu}; expected a finite number >= 0")
+    outer = Outer(rule, outer_lr, outer_momentum, beta2, tau)
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, clients: server(shard, clients, steps, period,
-                                                some(len(clients), sampled, "sampled")),
+                                                some(len(clients), sampled, "sampled"),
+                                                None if rule == "sgd" else outer),
                   lambda rank, servers: client(rank, servers[0], problem, sgd, steps, mu))
