@@ -27,6 +27,7 @@ class Objective(Protocol):
     x0: Array  #: (d,) the common starting point
     gradient: Callable[[Array, int, int], Array]  #: (x, rank, t) -> (d,), mean over the share of step t
     images: Callable[[int, int], int]  #: (rank, t) -> examples in that share, its weight in a mean
+    loss: Callable[[Array], float]  #: on the training set
 
 
 class Push(NamedTuple):

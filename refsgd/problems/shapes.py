@@ -135,7 +135,7 @@ def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None 
     def gradient(x: Array, rank: int, t: int) -> Array:
         return x
 
-    found = Problem(x, gradient, lambda x: float("nan"), describe={
+    found = Problem(x, gradient, lambda x: _refuse("the loss"), describe={
         "data": "none", "net": net or f"shapes:{d}", "parameters": d, "bytes": 4 * d, "shape_only": True},
                     layers=by_work(parts, whole([part.slice for part in parts], gradient)),
                     chain=chain.shape_only(blocks, ShapeOnly, held) if blocks else None)

@@ -53,8 +53,12 @@ def mean_move(rank: int, names: Sequence[str], move: Array, images: Sequence[int
 
 
 def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
-         averages: Callable[[int], bool]) -> Program[Array]:
-    """Step alone; after the steps t with `averages(t)`, and after the last, become the mean; returns it."""
+         averages: Callable[[int], bool],
+         averaged: Callable[[int, Array], Program[None]] | None = None) -> Program[Array]:
+    """Step alone; after the steps t with `averages(t)`, and after the last, become the mean; returns it.
+
+    `averaged` hears of each average, with the number of steps so far and the common point.
+    """
     n, start, since = len(names), replica.x, 0
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
@@ -64,6 +68,8 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
             move = yield from mean_move(replica.rank, names, replica.x - start, images)
             replica.x = start = start + move
             since = t + 1
+            if averaged:
+                yield from averaged(since, start)
         yield Mark("clock", t=t)
     return replica.x
 

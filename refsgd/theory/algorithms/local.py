@@ -1,4 +1,4 @@
-"""Predictions for local SGD, post-local SGD, DiLoCo and eager DiLoCo, whose replicas a ring averages
+"""Predictions for local SGD, post-local SGD, AdaComm, DiLoCo and eager DiLoCo, whose replicas a ring averages
 periodically."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from refsgd.theory.estimate import check_count
 from refsgd.theory.phenomena.iteration import mean_time
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import DomainError, Figures, Kind, Prediction
-from refsgd.theory.setting import Setting, clocks, count, figures, weaker
+from refsgd.theory.setting import TIMES, Setting, clocks, count, figures, weaker
 
 
 def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
@@ -56,6 +56,15 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
 def post_local(c: Setting) -> Figures:
     """Allreduce before the switch, local SGD after it."""
     return local_sgd(c, switch=check_count("switch", int(c.options.get("switch", 46)), 0))
+
+
+def adacomm(c: Setting) -> Figures:
+    """Local SGD as long as its period is the first; then the loss decides."""
+    h, interval = int(c.options.get("period", 16)), c.options.get("interval", 1)
+    if c.workers == 1 or interval * h >= c.steps:
+        return local_sgd(c.with_options(period=h))
+    out = figures(c, None, None, c.steps, 0.0, fresh(), clocks(c, h - 1, h, "a barrier every period"))
+    return out.leave("no closed form: the period follows the loss", *TIMES, "bytes_per_iteration", "bytes_sent")
 
 
 def diloco(c: Setting) -> Figures:
