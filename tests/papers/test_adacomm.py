@@ -26,7 +26,7 @@ from tests.watching import RANDOM, curved, final, ragged
 from tests.wrong import wrong_deployment
 
 RULE = SGD(0.1, 0.9, 0.01, StepDecay(3, 0.5))
-OWN = ("            replica.x = start = start + move\n            since = t + 1\n            if averaged:\n"
+OWN = ("            replica.x = start = start + move\n            since = t + 1\n            if averaged and since < steps:\n"
        "                yield from averaged(since, start)\n")
 #: WRONG: the loss of the peer's own replica, as it was before the average
 ALONE = OWN.replace("start = start", "start = (mine := replica.x) * 0 + start").replace("since, start", "since, mine")

@@ -35,7 +35,7 @@ def hold_marks(name, deploy, **options):
     slices = 2 if facts_of(deploy).served else 1
     run = Marked(deploy, 1 if name == "sequential" else 3, STEPS, slices, **options)
     trace, values = run.trace, run.run.values
-    assert {e.work for e in trace.of(Computed)} <= {"gradient", "update", "reduction", "codec"}
+    assert {e.work for e in trace.of(Computed)} <= {"gradient", "update", "reduction", "codec", "evaluation"}
     work = Counter((e.node, e.work) for e in trace.of(Computed))
     assert sum(count for (_, kind), count in work.items()
                if kind == "gradient") == len(run.read), "nothing else is a gradient"

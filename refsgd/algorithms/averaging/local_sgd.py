@@ -57,7 +57,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
          averaged: Callable[[int, Array], Program[None]] | None = None) -> Program[Array]:
     """Step alone; after the steps t with `averages(t)`, and after the last, become the mean; returns it.
 
-    `averaged` hears of each average, with the number of steps so far and the common point.
+    `averaged` hears of each average but the last, with the number of steps so far and the common point.
     """
     n, start, since = len(names), replica.x, 0
     for t in range(steps):
@@ -68,7 +68,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
             move = yield from mean_move(replica.rank, names, replica.x - start, images)
             replica.x = start = start + move
             since = t + 1
-            if averaged:
+            if averaged and since < steps:
                 yield from averaged(since, start)
         yield Mark("clock", t=t)
     return replica.x

@@ -64,7 +64,8 @@ def adacomm(c: Setting) -> Figures:
     if c.workers == 1 or interval * h >= c.steps:
         return local_sgd(c.with_options(period=h))
     out = figures(c, None, None, c.steps, 0.0, fresh(), clocks(c, h - 1, h, "a barrier every period"))
-    return out.leave("no closed form: the period follows the loss", *TIMES, "bytes_per_iteration", "bytes_sent")
+    return out.leave("no closed form: the period follows the loss", *TIMES, "bytes_per_iteration",
+                     "bytes_sent")
 
 
 def diloco(c: Setting) -> Figures:
