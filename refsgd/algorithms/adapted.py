@@ -1,4 +1,4 @@
-"""A number that follows the training loss while a run goes on: AdaComm's period, AdaSync's batch."""
+"""A number that follows the training loss during a run: AdaComm's period, AdaSync's batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Adapted:
             if self.calls == self.interval:
                 self.loss = yield Compute(self.problem.loss, self.problem.x0, kind="evaluation")
             now: float = yield Compute(self.problem.loss, x, kind="evaluation")
-            # a loss that has not fallen, or is no number, counts as that of the start
+            # a loss that has not fallen, or is NaN, counts as that of the start
             left = max(LEAST, min(1.0, now / self.loss)) if self.loss > 0 else 1.0
             self.number = self.rule(self.number, self.first, left)
         return self.number

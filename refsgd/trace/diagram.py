@@ -21,7 +21,7 @@ from refsgd.trace import (
 )
 
 WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction",
-         "codec": "a codec's step", "forward": "the forward pass"}
+         "codec": "a codec's step", "evaluation": "the loss", "forward": "the forward pass"}
 PIECE = re.compile(r"^(forward|backward) (\d+)$")
 
 

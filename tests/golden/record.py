@@ -60,6 +60,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "hogwild": [{"atomic": False}, {"parts": 2}],
     "local-sgd": [{"period": 3}],
     "post-local": [{"period": 3, "switch": 4}],
+    "adacomm": [{"period": 3}, {"period": 3, "interval": float("inf")}],
     "diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "form": "heavy-ball"}],
     "eager-diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "mode": "delayed"}],
     "fedavg": [{"period": 3, "sampled": 2}, {"period": 3, "mu": 0.5}, {"period": 2, "rule": "adam"},

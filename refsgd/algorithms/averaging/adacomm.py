@@ -13,7 +13,7 @@ synchronous: yes, every H steps | centralised: no | roles: n peers | messages pe
 H_0 - 1 while computing | momentum: local, kept through averages | aggregation: mean of the replicas' moves,
 weighted by the images of the round | graph: ring | deterministic: yes, whatever the schedule
 
-All peers must have the same period, or they average different rounds and at the end wait for ever.  They
+All peers must have the same period, or they average different rounds and at the end wait forever.  They
 have it without a message: each computes the loss at the mean, which has the same bits everywhere, provided
 that their machines add in the same order.
 

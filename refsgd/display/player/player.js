@@ -260,7 +260,7 @@ function sourceOf(place) {
   return [run.files[file].split("/").pop() + ":" + line, element ? element.lastElementChild.textContent.trim() : ""];
 }
 
-const works = { gradient: "a gradient", update: "the update", reduction: "a reduction", codec: "a codec's step", forward: "the forward pass" };
+const works = { gradient: "a gradient", update: "the update", reduction: "a reduction", codec: "a codec's step", evaluation: "the loss", forward: "the forward pass" };
 const computed = (work) => works[work] || work.replace(/^(forward|backward) (\d+)$/, "the $1 pass of layer or batch $2");
 /** The next action of a program, in words. */
 const next = (says) => says.replace(/^computes: (.*)/, (_, work) => "computes " + computed(work)).replace(/^sends /, "is about to send ")
