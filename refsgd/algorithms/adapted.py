@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from refsgd.algorithms.facts import Options
 from refsgd.algorithms.parts import Objective
 from refsgd.effects import Array, Compute, Program
 
@@ -16,6 +17,12 @@ def check_interval(interval: float) -> None:
     """Raise ValueError if an interval is neither a whole number of at least 1 nor infinite."""
     if not (interval >= 1 and (math.isinf(interval) or interval == int(interval))):
         raise ValueError(f"interval {interval}; expected a whole number >= 1, or inf")
+
+
+def unless_adapted(recursion: str) -> Callable[[Options], str]:
+    """The recursion of updates that always have the same number of gradients, for `Facts.recursion`."""
+    return lambda options: recursion if math.isinf(options["interval"]) else (
+        "the number of gradients in an update depends on the loss")
 
 
 @dataclass

@@ -1,5 +1,8 @@
 """What is claimed of the K-family (Dutta et al., AISTATS 2018) and of Rennala SGD (Tyurin and Richtarik, NeurIPS 2023)."""
 
+import inspect
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +12,7 @@ from refsgd.algorithms.server import asp, backup_workers, bsp, k_async, k_sync, 
 from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.result import final_parameters
-from refsgd.problems import integer_gradients
+from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing import ledger
@@ -24,7 +27,7 @@ RULE = SGD(0.1, 0.9, 0.01, StepDecay(3, 0.5))
 
 def k_batch_async(problem, workers, steps, sgd, gradients):
     """The fourth of the family, which the catalogue has as softsync."""
-    return k_async.of_one_server(problem, workers, steps, sgd, gradients, repeat=True)
+    return k_async.of_one_server(problem, workers, steps, sgd, gradients, math.inf, repeat=True)
 
 
 def same(one, other, machine, seed):
@@ -133,6 +136,100 @@ def test_every_schedule_of_a_small_case(method):
         report = explore(lambda n=workers, t=steps, k=size: method(integer_gradients(d=2, workers=n), n, t, SGD(0.25), gradients=k),
                          ledger)
         assert report.complete and report.runs > 1
+
+
+# -- AdaSync -----------------------------------------------------------------------------------------------------
+
+
+def falling(noise=0.3, **of):
+    """A loss that falls from 45 to about 0; its workers have one quadratic."""
+    q = quadratic(d=10, workers=1, noise=noise, **of)
+    return Problem(q.x0 + q.x0.dtype.type(3), q.gradient, q.loss)
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 5), steps=st.integers(0, 6), method=st.sampled_from(FAMILY))
+def test_without_adaptation_or_a_loss_that_falls_k_is_fixed_bit_for_bit(machine, seed, workers, steps, method):
+    """A K of n stays BSP in K-async and K-sync, whatever the loss does."""
+    problem, size = curved(workers=workers), (workers + 1) // 2
+    flat = Problem(problem.x0, problem.gradient, lambda x: 1.0)
+    for how, interval in ((problem, math.inf), (problem, workers * steps + 1), (flat, 1)):
+        assert same(method(how, workers, steps, RULE, gradients=size, interval=interval),
+                    method(problem, workers, steps, RULE, gradients=size), machine, seed)
+    if method is not rennala.rennala:
+        assert same(method(falling(), workers, steps, RULE, gradients=workers, interval=1), bsp.bsp(falling(), workers, steps, RULE),
+                    machine, seed)
+
+
+def hold_sizes(deploy, first, interval, **of):
+    """K of all updates but those of the end are the rule's, from the losses that the run had; K never falls."""
+    problem = falling(**of)
+    run = simulate(deploy(problem, 6, 40, SGD(0.1), gradients=first, interval=interval), FREE, observe=10**9)
+    ledger(run)
+    _, updates, _ = steady(run.trace)
+    size, repeats = first, inspect.getmodule(deploy).__name__.endswith("rennala")
+    for u, e in enumerate(updates[:-1], 1):
+        assert len(e.values["reads"]) == (size if repeats else min(size, 6)), u
+        if u % interval == 0:
+            left = min(1.0, problem.loss(e.values["x"]) / problem.loss(problem.x0))
+            size = max(size, math.ceil(first / math.sqrt(left)))
+    assert size > first
+
+
+@pytest.mark.parametrize("method", FAMILY)
+@pytest.mark.parametrize(("first", "interval"), [(1, 1), (2, 1), (1, 3), (3, 2)])
+def test_k_rises_as_the_loss_falls_and_never_falls(method, first, interval):
+    hold_sizes(method, first, interval)
+    hold_sizes(method, first, interval, noise=8.0)  # the loss goes up and down
+
+
+@pytest.mark.parametrize("method", FAMILY)
+def test_every_schedule_of_a_k_that_rises(method):
+    for workers, steps in ((2, 2), (3, 1)):
+        assert explore(lambda n=workers, t=steps: method(falling(noise=0.0, dtype=np.float64), n, t, SGD(0.5), gradients=1, interval=1),
+                       ledger).complete
+
+
+def test_formulas_say_what_does_not_depend_on_the_loss():
+    options = {"gradients": 2, "interval": 1}
+    for name in ("k-async", "k-sync", "rennala"):
+        p = predict(name, FREE, workers=4, steps=100, nbytes=4, options=options)
+        assert "updates" in p.open and p["bytes_sent"].value == 4 * 100 * 2 * 4
+    assert predict("k-sync", FREE, workers=4, steps=9, options=options)["staleness_max"].value == 0
+    assert predict("rennala", FREE, workers=4, steps=9, options=options)["seconds"].value == predict(
+        "asp", FREE, workers=4, steps=9)["seconds"].value
+    assert "updates" in predict("rennala", FREE, workers=1, steps=9, options=options).open
+    assert "staleness_mean" in predict("k-async", FREE, workers=4, steps=9, options={"gradients": 1, "interval": 1}).open
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-2])
+def test_the_rule_minimises_the_bound_where_an_update_takes_k_gradients(scale):
+    """2 F E[T(K)]/(rate t) + rate L s2/K: E[T] = K/n (K-batch-async), up to a constant (Rennala), has K as 1/sqrt(F).  Of
+    exponential times with E[T] = H_n - H_(n-K) it is K^2/(n - K) that goes as 1/F: K rises less near n."""
+    k = np.linspace(1, 15.9, 200_000)
+    for loss in (1.0, 0.25):
+        batch = k[(loss * k / 16 + scale / k).argmin()]
+        assert batch == pytest.approx(max(1, math.sqrt(16 * scale / loss)), rel=1e-3)
+        some = k[(loss * np.log(16 / (16 - k)) + 16 * scale / k).argmin()]
+        assert some == 1 or some**2 / (16 - some) == pytest.approx(16 * scale / loss, rel=1e-2)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("return max(number, math.ceil(first / math.sqrt(left)))", "return math.ceil(first / math.sqrt(left))"),  # K falls again
+    ("math.ceil(first / math.sqrt(left))", "math.ceil(number / math.sqrt(left))"),  # of the current K
+    ("math.ceil(first / math.sqrt(left))", "math.ceil(first / left)"),
+    ("math.ceil(first / math.sqrt(left))", "math.ceil(first * math.sqrt(left))"),  # AdaComm's
+])
+def test_a_wrong_rule_of_adasync_is_caught(right, wrong):
+    deploy = wrong_deployment(k_async.k_async, right, wrong)
+    with pytest.raises(AssertionError):
+        hold_sizes(deploy, 1, 1)
+        hold_sizes(deploy, 1, 1, noise=8.0)
+
+
+@pytest.mark.parametrize("interval", [0, 1.5, math.nan])
+def test_a_wrong_interval_is_named(interval):
+    with pytest.raises(ValueError, match="interval"):
+        k_sync.k_sync(curved(), 4, 1, SGD(0.1), interval=interval)
 
 
 # -- wrong ones ------------------------------------------------------------------------------------------------

@@ -1,12 +1,14 @@
 """K-async SGD: each update is the mean of the first K gradients, of K different workers, however old.
 
-K-async is the bridge between ASP, where each gradient is an update (K = 1), and BSP, where all are in one
-(K = n).  A worker that has given its gradient waits until the update is made; the n - K others go on with
-the model that they have.
+It is the bridge between ASP, where each gradient is an update (K = 1), and BSP, where all are in one (K = n).
+A worker that has given its gradient waits for the update; the n - K others go on with the model they have.
 
 One server has the four methods of Dutta et al.  Does a gradient count only at the current model (`fresh`),
 and may a worker give several gradients of one update (`repeat`)?  K-sync is fresh; K-batch-sync, which is
 Rennala SGD, is both; K-async neither; K-batch-async, n-softsync with K = floor(n / splitting), repeats.
+
+AdaSync raises K as the loss F falls, every `interval` updates: K <- ceil(K_0 sqrt(F_0 / F)), and never lowers
+it.  First updates are many, later ones have little noise.
 
 Quick facts
 -----------
@@ -20,39 +22,33 @@ What differs from the papers
 ----------------------------
 The papers count time and cancel what an update no longer needs; here each computation is finished.  At the
 end of a run, when fewer than K workers have a gradient left to give, an update takes what there is.  The
-server has the whole model: parts would have to agree on whom they keep waiting.
+server has the whole model: parts would have to agree on whom they keep waiting.  AdaSync's rule is as
+recalled; its F is of the workers' batches, ours of the training set, at no cost in simulated time.
 
 References
 ----------
 Dutta, Joshi, Ghosh, Dube and Nagpurkar, "Slow and stale gradients can win the race: error-runtime
-trade-offs in distributed SGD", AISTATS 2018, arXiv:1803.01113.
+trade-offs in distributed SGD", AISTATS 2018, arXiv:1803.01113.  AdaSync is in its sequel, "Slow and stale
+gradients can win the race", JSAIT 2021, arXiv:2003.10579.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from refsgd.algorithms.adapted import Adapted, check_interval, unless_adapted
 from refsgd.algorithms.facts import Facts, declare, depends
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
+from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
 
 
-def worker(rank: int, server: str, problem: Objective, steps: int) -> Program[Array]:
-    """Compute a gradient, push it, take the answer, `steps` times; returns the last model, (d,)."""
-    x, version = problem.x0, 0
-    for t in range(steps):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        yield Send(server, Push(g, problem.images(rank, t), version))
-        _, (x, version) = yield Recv(Model, src=server)
-        yield Mark("clock", t=t)
-    return x
-
-
-def server(shard: Shard, workers: Sequence[str], steps: int, size: int, fresh: bool = False,
+def server(shard: Shard, workers: Sequence[str], steps: int, adapted: Adapted, fresh: bool = False,
            repeat: bool = False) -> Program[Array]:
-    """Step with the mean of `size` gradients at a time; returns the parameters, (d,)."""
+    """Step with the mean of an adapted number of gradients at a time; returns the parameters, (d,)."""
+    size = adapted.number
     left = dict.fromkeys(workers, steps)  # gradients that each has still to give
     kept: list[tuple[str, Push]] = []  # gradients of the next update
     waiting: set[str] = set()  # workers without an answer
@@ -73,7 +69,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, size: int, fresh: b
         if len(kept) == size or (kept and not more):
             kept.sort(key=lambda pair: workers.index(pair[0]))  # not by arrival: sums are the same bits
             yield from shard.update(kept, bsp.update, [push for _, push in kept], shard.version)
-            kept = []
+            kept, size = [], (yield from adapted.at(shard.x))
         if repeat or not kept:
             for w in [w for w in workers if w in waiting]:
                 yield Send(w, Model(shard.x, shard.version))
@@ -96,22 +92,29 @@ ONE_SERVER = Facts(
     holds="pushed", collects=True, lost="the gradient that it was computing")
 
 
-def of_one_server(problem: Objective, workers: int, steps: int, sgd: SGD, size: int, fresh: bool = False,
-                  repeat: bool = False) -> Deployment:
+def larger(number: int, first: int, left: float) -> int:
+    """K, where this share of the loss is left; above n it means all workers."""
+    return max(number, math.ceil(first / math.sqrt(left)))
+
+
+def of_one_server(problem: Objective, workers: int, steps: int, sgd: SGD, size: int, interval: float,
+                  fresh: bool = False, repeat: bool = False) -> Deployment:
     """The deployment of one of the four."""
-    return deploy(problem, workers, steps, sgd, 1, False,
-                  lambda shard, names: server(shard, names, steps, size, fresh, repeat),
-                  lambda rank, servers: worker(rank, servers[0], problem, steps))
+    check_interval(interval)
+    return deploy(problem, workers, steps, sgd, 1, False, lambda shard, names: server(
+        shard, names, steps, Adapted(size, interval, larger, problem), fresh, repeat))
 
 
-@declare(ONE_SERVER, formula="k_async", recursion="waits")
+@declare(ONE_SERVER, formula="k_async", recursion=unless_adapted("waits"))
 def k_async(problem: Objective, workers: int, steps: int, sgd: SGD, *,
-            gradients: int | None = None) -> Deployment:
+            gradients: int | None = None, interval: float = math.inf) -> Deployment:
     """Deploy K-async SGD.
 
     Parameters
     ----------
     gradients : int, optional
         K, the gradients of an update: from 1 (ASP) to `workers` (BSP), by default half of them.
+    interval : int or inf
+        AdaSync: updates after which K is raised if the loss has fallen, at least 1; inf: never.
     """
-    return of_one_server(problem, workers, steps, sgd, first_half(workers, gradients))
+    return of_one_server(problem, workers, steps, sgd, first_half(workers, gradients), interval)

@@ -24,6 +24,9 @@ trade-offs in distributed SGD", AISTATS 2018, arXiv:1803.01113.
 
 from __future__ import annotations
 
+import math
+
+from refsgd.algorithms.adapted import unless_adapted
 from refsgd.algorithms.facts import declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.server.k_async import ONE_SERVER, first_half, of_one_server
@@ -31,14 +34,16 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
-@declare(ONE_SERVER, formula="k_sync", recursion="mean")
+@declare(ONE_SERVER, formula="k_sync", recursion=unless_adapted("mean"))
 def k_sync(problem: Objective, workers: int, steps: int, sgd: SGD, *,
-           gradients: int | None = None) -> Deployment:
+           gradients: int | None = None, interval: float = math.inf) -> Deployment:
     """Deploy K-sync SGD.
 
     Parameters
     ----------
     gradients : int, optional
         K, the gradients of an update: from 1 to `workers` (BSP), by default half of them.
+    interval : int or inf
+        AdaSync, as in K-async.
     """
-    return of_one_server(problem, workers, steps, sgd, first_half(workers, gradients), fresh=True)
+    return of_one_server(problem, workers, steps, sgd, first_half(workers, gradients), interval, fresh=True)

@@ -28,6 +28,9 @@ computation model", NeurIPS 2023, arXiv:2305.12387, method 4.
 
 from __future__ import annotations
 
+import math
+
+from refsgd.algorithms.adapted import unless_adapted
 from refsgd.algorithms.facts import Options, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.server.k_async import ONE_SERVER, of_one_server
@@ -43,15 +46,17 @@ def batch(workers: int, options: Options) -> int:
     return int(size)
 
 
-@declare(ONE_SERVER, mean_of=batch, formula="rennala", recursion="mean")
+@declare(ONE_SERVER, mean_of=batch, formula="rennala", recursion=unless_adapted("mean"))
 def rennala(problem: Objective, workers: int, steps: int, sgd: SGD, *,
-            gradients: int | None = None) -> Deployment:
+            gradients: int | None = None, interval: float = math.inf) -> Deployment:
     """Deploy Rennala SGD.
 
     Parameters
     ----------
     gradients : int, optional
         B >= 1, the gradients of an update, by default the number of workers.
+    interval : int or inf
+        AdaSync, as in K-async, also beyond the number of workers.
     """
-    return of_one_server(problem, workers, steps, sgd, batch(workers, {"gradients": gradients}), fresh=True,
-                         repeat=True)
+    return of_one_server(problem, workers, steps, sgd, batch(workers, {"gradients": gradients}), interval,
+                         fresh=True, repeat=True)

@@ -28,6 +28,11 @@ def memoryless(c: Setting) -> bool:
     return c.alike and not c.queues and not any(c.exchanges) and c.times[0].family == "exponential"
 
 
+def steady(c: Setting) -> bool:
+    """Whether all updates have the same number of gradients; AdaSync's depends on the loss."""
+    return math.isinf(c.options.get("interval", math.inf))
+
+
 def approximation(value: float, unit: str, formula: str, source: str,
                   terms: Mapping[str, float] | None = None) -> Prediction:
     """A figure of a long run."""
@@ -59,9 +64,9 @@ def _waiting(c: Setting, update: tuple[float, float] | None) -> Figures:
 def k_async(c: Setting) -> Figures:
     """The first K gradients of K workers; of n equal ones the n - K others go on at an older model."""
     c, n, size = replace(c, servers=1), c.workers, _first(c)
-    if size in (1, n):
-        return asp(c) if size == 1 else bsp(c)
-    if not memoryless(c):
+    if size == n or (size == 1 and steady(c)):
+        return bsp(c) if size == n else asp(c)
+    if not (memoryless(c) and steady(c)):
         return _waiting(c, None).without(PUSHES, "staleness_max").leave(SIMULATED, "staleness_mean")
     out = _waiting(c, (mean_of_order(c.times, size), size)).without(PUSHES, "staleness_max")
     left = asp_run(c.times, c.steps).value / (n - 1)  # of ages, at the end
@@ -77,7 +82,7 @@ def k_sync(c: Setting) -> Figures:
     if size == c.workers:
         return bsp(c)
     seconds, late = of_step(size, c.workers - size)
-    out = _waiting(c, (seconds * c.times[0].mean, size + late) if memoryless(c) else None)
+    out = _waiting(c, (seconds * c.times[0].mean, size + late) if memoryless(c) and steady(c) else None)
     return _dropped(out)
 
 
@@ -86,11 +91,11 @@ def rennala(c: Setting) -> Figures:
     c, n = replace(c, servers=1), c.workers
     given = c.options.get("gradients")
     size, out = n if given is None else int(given), asp(c)
-    if n == 1:
+    if n == 1 and steady(c):
         out["updates"] = count(-(-c.steps // size), "updates", "ceil(steps / B)")
         return out
     _ignoring(c, out)
-    if memoryless(c):
+    if memoryless(c) and steady(c):
         needed = gradients_of_rennala(n, size)
         out["updates"] = approximation(n * c.steps / needed, "updates", "n steps / h(n-1, B)",
                                        "Tyurin and Richtarik 2023", {"gradients for an update": needed})
