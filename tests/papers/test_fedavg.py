@@ -140,6 +140,61 @@ def test_every_schedule_of_a_small_case():
         assert report.complete and report.runs > 1
 
 
+# -- partial work ----------------------------------------------------------------------------------------------
+
+
+def hold_partial(deploy):
+    """Two clients of a round of three steps that move by 1 each: every pair of steps, weighted by its examples."""
+    found = set()
+
+    def observe(run):
+        ledger(run)
+        (round_,), steps = run.trace.marks("update"), run.trace.iterations
+        a, b = steps["worker0"], steps["worker1"]
+        assert round_.values["images"] == a + b and {w for w, _ in round_.values["reads"]} == {"worker0", "worker1"}
+        assert final_parameters(run)[0] == pytest.approx((a * a + b * b) / (a + b), rel=1e-6)
+        found.add((a, b))
+    assert explore(lambda: deploy(constant(lambda rank, t: -1.0, d=1), 2, 3, SGD(1.0), period=3, partial=True), observe).complete
+    assert found == {(a, b) for a in (1, 2, 3) for b in (1, 2, 3)}
+
+
+def test_partial_work_is_averaged_and_not_dropped():
+    hold_partial(fedavg.fedavg)
+
+
+@pytest.mark.parametrize(("right", "wrong"), [
+    ("yield Send(server, Trained(x, examples, job.version))",  # dropped
+     "yield Send(server, Trained(x if done == job.steps else job.x, examples, job.version))"),
+    ("examples += problem.images(rank, t)", "examples = sum(problem.images(rank, s) for s in range(job.steps))"),
+    ("range(1, job.steps + 1)", "range(2, job.steps + 1)"),
+])
+def test_wrong_partial_work_is_caught(right, wrong):
+    with pytest.raises(AssertionError):
+        hold_partial(wrong_deployment(fedavg.fedavg, right, wrong))
+
+
+@given(machine=machines, seed=seeds, workers=st.integers(1, 4), steps=st.integers(0, 6), sampled=st.integers(1, 3), mu=st.sampled_from([0.0, 0.5]))
+def test_a_part_of_one_step_is_the_step(machine, seed, workers, steps, sampled, mu):
+    """With H = 1 `partial` changes no bit."""
+    both = [final(fedavg.fedavg(ragged(workers), workers, steps, RULE, period=1, sampled=min(sampled, workers), mu=mu, partial=each),
+                  machine, seed) if steps else 0 for each in (True, False)]
+    assert np.array_equal(*both)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "sampled", "period"), [(2, 2, 3), (4, 4, 5), (6, 3, 8), (8, 8, 2), (3, 1, 7)])
+def test_a_round_of_partial_work_waits_for_the_most_steps(workers, sampled, period):
+    """E[max] = H - sum_(k<H) (k/H)^m steps, each of 1 s; bytes and updates are those of whole rounds."""
+    options = {"period": period, "sampled": sampled, "partial": True}
+    machine, steps = Machine(compute="fixed(1)"), 2000 * period
+    trace = simulate(fedavg.fedavg(quadratic(d=1, workers=workers), workers, steps, SGD(0.0), **options), machine, observe=1).trace
+    most = period - sum((k / period) ** sampled for k in range(period))
+    assert trace.seconds / 2000 == pytest.approx(most, rel=0.03)
+    p = predict("fedavg", machine, workers=workers, nbytes=4, steps=steps, options=options)
+    assert "seconds" in p.open and p["bytes_sent"].value == sum(trace.bytes_sent.values())
+    assert p["updates"].value == 2000 == trace.updates["server0"]
+
+
 # -- times and fixed points ------------------------------------------------------------------------------------
 
 

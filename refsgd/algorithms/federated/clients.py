@@ -52,10 +52,10 @@ CLIENTS = Facts(holds="replica", collects=True,
 
 
 def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
-           mu: float = 0.0) -> Program[Array]:
+           mu: float = 0.0, partial: bool = False) -> Program[Array]:
     """Train each model that comes until there is no more work; returns the last, (d,).
 
-    `mu` pulls back to the model with which a job began (FedProx).
+    `mu` pulls back to the model with which a job began; of a `partial` job any number of steps (FedProx).
     """
     x, v = problem.x0, sgd.start(problem.x0)
     while steps:  # else there is no message at all
@@ -63,7 +63,8 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
         if isinstance(job, Stop):
             break
         x, examples = job.x, 0
-        for t in range(job.t, job.t + job.steps):
+        done: int = (yield Choose(range(1, job.steps + 1))) if partial else job.steps
+        for t in range(job.t, job.t + done):
             g: Array = yield Compute(problem.gradient, x, rank, t)
             if mu:
                 g = g + np.float32(mu) * (x - job.x)

@@ -10,9 +10,9 @@ Quick facts
 -----------
 synchronous: yes, every H steps, for the m of a round | centralised: yes | roles: n clients, one server |
 messages per client and round that it takes part in: 1 down, 1 up | bytes per such round: M down, M up (M = 4
-d) | staleness: 0 | clock gap: at most H - 1 while computing if m = n, otherwise unbounded | momentum: local,
-kept between the client's rounds, and the server's if it has a rule | aggregation: mean of the clients' moves,
-weighted by the examples of the round | deterministic: yes, given the draws
+d) | staleness: 0 | clock gap: at most H - 1 while computing if m = n and all take H steps, otherwise
+unbounded | momentum: local, kept between the client's rounds, and the server's if it has a rule |
+aggregation: mean of the moves, weighted by the examples of the round | deterministic: yes, given the draws
 
 Without a rule and with m = n it is local SGD through a server, and with H = 1 too, BSP.
 
@@ -20,8 +20,8 @@ What differs from the papers
 ----------------------------
 The papers' E epochs are H steps here, and their share C of the clients is their number m.  The batches of a
 round are those of its steps, also for clients that missed earlier rounds.  The last round may be shorter than
-H.  Clients of FedProx may also do unequal amounts of work; here all do the same.  FedOpt's defaults are as
-recalled.  Flower's FedAdam is another rule: it corrects averages for their start, and v starts at 0.
+H.  FedProx's clients do what they can until a deadline; those of `partial` do as many steps as chance says.
+FedOpt's defaults are as recalled.  Flower's FedAdam corrects averages for their start, and v starts at 0.
 
 References
 ----------
@@ -82,8 +82,9 @@ def facts(options: Options) -> Facts:
 
 @declare(facts)
 def fedavg(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
-           sampled: int | None = None, mu: float = 0.0, rule: Name = "sgd", outer_lr: float = 0.1,
-           outer_momentum: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Deployment:
+           sampled: int | None = None, mu: float = 0.0, partial: bool = False, rule: Name = "sgd",
+           outer_lr: float = 0.1, outer_momentum: float = 0.9, beta2: float = 0.99,
+           tau: float = 1e-3) -> Deployment:
     """Deploy FedAvg, FedProx, or with a `rule` FedOpt.
 
     Parameters
@@ -96,6 +97,8 @@ def fedavg(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
         m, the clients of a round, by default all.
     mu : float
         FedProx: how strongly a client is pulled back to the model of the round, >= 0.
+    partial : bool
+        FedProx: whether each client takes 1 to H steps in a round, at random, all of which count.
     rule : {"sgd", "momentum", "adagrad", "adam", "yogi"}
         The server's: plain averaging, or the mean move as the direction of one of these.
     outer_lr : float
@@ -111,8 +114,7 @@ def fedavg(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
     if not 0 <= mu < float("inf"):
         raise ValueError(f"mu {mu}; expected a finite number >= 0")
     outer = Outer(rule, outer_lr, outer_momentum, beta2, tau)
-    return deploy(problem, workers, steps, sgd, 1, False,
-                  lambda shard, clients: server(shard, clients, steps, period,
-                                                some(len(clients), sampled, "sampled"),
-                                                None if rule == "sgd" else outer),
-                  lambda rank, servers: client(rank, servers[0], problem, sgd, steps, mu))
+    return deploy(problem, workers, steps, sgd, 1, False, lambda shard, clients: server(
+        shard, clients, steps, period, some(len(clients), sampled, "sampled"),
+        None if rule == "sgd" else outer),
+                  lambda rank, servers: client(rank, servers[0], problem, sgd, steps, mu, partial))

@@ -13,7 +13,7 @@ from refsgd.theory.phenomena.stragglers import sum_of
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, count, figures, unbounded, weaker
 
-DRAWN = "no closed form: it depends on which clients are drawn"
+DRAWN = "no closed form: it depends on which clients are drawn, or on how many steps they take"
 JOBS = "no closed form: jobs of several steps meet at the server in the order of arrival"
 
 
@@ -58,13 +58,13 @@ def fedavg(c: Setting) -> Figures:
     """Rounds of H steps of all clients, or of m that are drawn."""
     c = replace(c, servers=1)
     n, h = c.workers, _option(c, "period", 8)
-    m = _option(c, "sampled", n)
-    if m == n:
+    m, partial = _option(c, "sampled", n), h > 1 and bool(c.options.get("partial"))
+    if m == n and not partial:
         return _all(c, h)
     out = _all(replace(c, workers=m, batches=c.batches[:m], images=c.images * m / n), h)
     out |= unbounded(c)
     out.leave(DRAWN, "seconds_per_iteration", "idle_by_cause", "idle_ratio")
-    if not c.alike:
+    if partial or not c.alike:
         out.leave(DRAWN, "seconds", "images_per_second")
     elif len(set(c.batches)) > 1:
         out.leave(DRAWN, "images_per_second")
