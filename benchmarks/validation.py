@@ -158,7 +158,7 @@ def problem_of(algorithm: str) -> Problem:
     if algorithm in ("gpipe", "pipedream"):
         parts = [slice(D * k // 8, D * (k + 1) // 8) for k in range(8)]
         return shape_only(D, 8, blocks=[Block("", part, 1.0, D / 2, _unused, _unused) for part in parts])
-    if algorithm not in ("dgc", "hogwild", "approximate"):
+    if algorithm not in ("dgc", "hogwild", "approximate", "adacomm"):
         return shape_only(D)
     return Problem(np.zeros(D, np.float32), lambda x, rank, t: np.full(D, 1e-3, np.float32), lambda x: 0.0)
 
