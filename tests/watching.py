@@ -91,7 +91,7 @@ def moments(deployment: Deployment, told: Callable, machine: Machine,
         return lambda effect, answer: told(name, effect, answer)
 
     watched = {name: Watched(node.main, hear(name)) for name, node in deployment.items()}
-    sim = Simulator({name: Node(program()) for name, program in watched.items()}, machine, seed)
+    sim = Simulator({name: Node(program(), deployment[name].handlers) for name, program in watched.items()}, machine, seed)
     while sim.advance():
         if all(p.program.gi_frame is None or p.effect is not None for p in watched.values()):
             yield watched

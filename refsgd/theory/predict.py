@@ -25,7 +25,14 @@ from refsgd.theory.algorithms.fastest import k_async, k_sync, rennala, ringleade
 from refsgd.theory.algorithms.federated import async_diloco, fedasync, fedavg, fedbuff, scaffold
 from refsgd.theory.algorithms.fetching import downpour, easgd
 from refsgd.theory.algorithms.gossip import adpsgd, ako, dpsgd, gosgd, pair_averaging, sgp
-from refsgd.theory.algorithms.local import adacomm, diloco, eager_diloco, local_sgd, post_local
+from refsgd.theory.algorithms.local import (
+    adacomm,
+    diloco,
+    eager_diloco,
+    local_sgd,
+    post_local,
+    streaming_diloco,
+)
 from refsgd.theory.algorithms.peers import hogwild, independent, sequential
 from refsgd.theory.algorithms.pipeline import gpipe, pipedream
 from refsgd.theory.algorithms.ssp import dssp, ssp
@@ -48,7 +55,8 @@ SERVED = _named(bsp, asp, ssp, dssp, softsync, staleness_aware, backup_workers, 
                 async_diloco)
 #: of algorithms without servers; on a flat machine each of their workers has its own host
 PEERS = _named(sequential, independent, hogwild, allreduce, dgc, zero, local_sgd, post_local, adacomm,
-               diloco, eager_diloco, gosgd, ako, adpsgd, pair_averaging, dpsgd, sgp, gpipe, pipedream)
+               diloco, eager_diloco, streaming_diloco, gosgd, ako, adpsgd, pair_averaging, dpsgd, sgp, gpipe,
+               pipedream)
 ALGORITHMS = SERVED | PEERS  #: the formulas that algorithms name in their facts
 
 

@@ -24,7 +24,7 @@ DIALOGUE = re.compile(r"(?<=^```\{algorithm-dialogue\} )([^\n]+)\n(.*?)(?=^```$)
 NOTICED = (
     "adpsgd", "ako", "allreduce", "approximate", "asp", "backup-workers", "bsp", "consgd", "dc-asgd", "diloco",
     "downpour", "dynsgd", "eager-diloco", "easgd", "gosgd", "gpipe", "independent", "local-sgd", "pair-averaging",
-    "post-local", "softsync", "ssp", "staleness-aware", "zero")
+    "post-local", "softsync", "ssp", "staleness-aware", "streaming-diloco", "zero")
 #: for other pages a module, the line, or a part of it, that makes the algorithm what it is, and a wrong one
 DECISIVE = {
     "dpsgd": ("dpsgd", "W[replica.rank, j]", "W[0, 1] * (j == replica.rank)"),

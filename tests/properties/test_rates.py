@@ -105,6 +105,7 @@ CASES = [
     *[(name, {}, of_the_worker, whole)
       for name in ("sequential", "gosgd", "adpsgd", "pair-averaging", "independent", "hogwild")],
     *[(name, {"period": 2}, of_the_worker, whole) for name in ("local-sgd", "post-local", "diloco", "eager-diloco")],
+    ("streaming-diloco", {"period": 2}, of_the_worker, whole),
 ]
 CASES += [(name, {}, of_the_server, whole) for name in having(lambda facts: facts.served and facts.mean_of is ONE_WORKER)
           if name not in {name for name, *_ in CASES}]

@@ -35,7 +35,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refsgd.algorithms.averaging.local_sgd import check_period, mean_move
+from refsgd.algorithms.averaging.local_sgd import check_period, images_of, mean_move
 from refsgd.algorithms.averaging.outer import Form, check_outer, outer_step
 from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.parts import Objective
@@ -47,13 +47,13 @@ from refsgd.effects import Array, Compute, Deployment, Mark, Program
 def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int, period: int, outer_lr: float,
          outer_momentum: float, form: Form) -> Program[Array]:
     """Step alone; after every `period` steps, and the last, take the outer step; returns the parameters."""
-    n, start, since = len(names), replica.x, 0
+    start, since = replica.x, 0
     u = np.zeros_like(start)
     for t in range(steps):
         g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
         yield from replica.apply(g, t)  # InnerOpt
         if (t + 1) % period == 0 or t == steps - 1:
-            images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
+            images = images_of(problem, len(names), since, t + 1)
             # The mean of all x_j - start, whose negative is the outer gradient.
             move = yield from mean_move(replica.rank, names, replica.x - start, images)
             start, u = yield Compute(outer_step, start, u, move, outer_lr, outer_momentum, form,

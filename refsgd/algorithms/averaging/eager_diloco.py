@@ -37,7 +37,7 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.averaging.local_sgd import check_period
+from refsgd.algorithms.averaging.local_sgd import check_period, images_of
 from refsgd.algorithms.averaging.outer import Fragment, Merged, check_outer, communicate, outer_step
 from refsgd.algorithms.facts import REPLICAS, declare
 from refsgd.algorithms.parts import Objective
@@ -58,7 +58,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
         yield from replica.apply(g, t)  # InnerOpt
         last = t == steps - 1
         if (t + 1) % period == 0 or last:
-            images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(len(names))]
+            images = images_of(problem, len(names), since, t + 1)
             share, whole = weights(images)
             move = replica.x - start
             yield Send(me, Fragment(t // period, move, tuple(images)))

@@ -40,6 +40,11 @@ from refsgd.collectives import ring_allreduce
 from refsgd.effects import Array, Compute, Deployment, Mark, Program
 
 
+def images_of(problem: Objective, workers: int, begin: int, end: int) -> list[int]:
+    """The examples of each worker in the steps from `begin` to before `end`."""
+    return [sum(problem.images(i, t) for t in range(begin, end)) for i in range(workers)]
+
+
 def mean_move(rank: int, names: Sequence[str], move: Array, images: Sequence[int]) -> Program[Array]:
     """All-reduce the moves d of the replicas from where they started.
 
@@ -64,7 +69,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
         g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
         yield from replica.apply(g, t)  # the local update
         if n > 1 and (averages(t) or t == steps - 1):  # t + 1 is in Stich's I_T: synchronise
-            images = [sum(problem.images(i, s) for s in range(since, t + 1)) for i in range(n)]
+            images = images_of(problem, n, since, t + 1)
             move = yield from mean_move(replica.rank, names, replica.x - start, images)
             replica.x = start = start + move
             since = t + 1

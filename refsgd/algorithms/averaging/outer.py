@@ -33,8 +33,23 @@ def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float,
     return start + number(lr) * ahead, velocity
 
 
+def check_fragments(fragments: int, mix: float) -> None:
+    """Raise ValueError if the number of fragments, or the weight of a learner's own, is out of range."""
+    if fragments < 1:
+        raise ValueError(f"fragments {fragments}; expected at least 1")
+    if not 0 <= mix <= 1:
+        raise ValueError(f"mix {mix}; expected a number in [0, 1]")
+
+
+def mixed(x: Array, part: slice, start: Array, mix: float) -> Array:
+    """x, of which a part is moved towards its new start; with mix 0 it is the start."""
+    number, x = x.dtype.type, x.copy()
+    x[part] = number(mix) * x[part] + number(1 - mix) * start
+    return x
+
+
 class Fragment(NamedTuple):
-    """From a peer's main program to its communication program: how far it has moved."""
+    """From a peer's main program to its communication program: how far it, or a part of it, has moved."""
 
     number: int  # tells apart those under way
     move: Array

@@ -1,9 +1,11 @@
-"""Predictions for local SGD, post-local SGD, AdaComm, DiLoCo and eager DiLoCo, whose replicas a ring averages
-periodically."""
+"""Predictions for local SGD, post-local SGD, AdaComm and DiLoCo, eager and streaming too, whose replicas a
+ring averages periodically."""
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from refsgd.theory.algorithms.allreduce import collective, in_step, through_ring
@@ -12,7 +14,7 @@ from refsgd.theory.estimate import check_count
 from refsgd.theory.phenomena.iteration import mean_time
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
 from refsgd.theory.prediction import DomainError, Figures, Kind, Prediction
-from refsgd.theory.setting import TIMES, Setting, clocks, count, figures, weaker
+from refsgd.theory.setting import TIMES, Setting, clocks, count, figures, slices, weaker
 
 
 def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
@@ -93,3 +95,44 @@ def eager_diloco(c: Setting) -> Figures:
                   clocks(c, 2 * h, 2 * h, "a mean ends no round before all have ended the one before"))
     out["bytes_sent"] = count(exchange.total * rounds, "bytes", "2 (n-1) M x rounds", rounds=float(rounds))
     return out
+
+
+def streaming_diloco(c: Setting) -> Figures:
+    """Fragments are exchanged one after the other, and each has some steps to arrive."""
+    h, fragments, tau = (check_count(name, int(c.options.get(name, usual)), least) for name, usual, least in (
+        ("period", 8, 1), ("fragments", 4, 1), ("delay", 1, 0)))
+    exchanges = [collective(replace(c, nbytes=size)) for size in slices(c.nbytes, fragments)]
+    turns = [max(-(-(c.steps - h * p // fragments) // h), min(c.steps, 1)) for p in range(fragments)]
+    step = run = None
+    if c.workers == 1 or (in_step(c) and not c.placed):
+        mean, u, took = mean_time(c.times), c.own[0], [e.time.value for e in exchanges]
+        kind, told = weaker(*(e.time.kind for e in exchanges)), ("Douillard et al. 2025", "equal fixed times")
+        gap, equal = h / fragments, h % fragments == 0 and len(set(took)) == 1
+        hidden = tau * (mean + u) if tau < gap else gap * (mean + u) + u
+        stall = math.fsum(max(e - hidden, 0.0) for e in took)
+        terms = {"compute E[T]": mean, "transfer": stall / h, "update": u + fragments * u / h}
+        step = Prediction(math.fsum(terms.values()), "s", kind if equal else weaker(kind, "approximation"),
+                          terms, "T + u + P (u + max(0, e - min(tau, H/P) (T + u)))/H", *told)
+        end = _streamed(c.steps, h, tau, mean + u, took, u)
+        run = Prediction(end, "s", kind, {"run": end}, "the recursion of turns and arrivals", *told)
+    out = figures(c, step, run, c.steps, math.fsum(e.total for e in exchanges) / h, fresh(),
+                  clocks(c, h + tau - 1, h + tau, "nobody has a mean before all have sent their fragments"))
+    sent = math.fsum(k * e.total for k, e in zip(turns, exchanges, strict=True))
+    out["bytes_sent"] = count(sent, "bytes", "2 (n-1) M/P x turns", turns=float(sum(turns)))
+    return out
+
+
+def _streamed(steps: int, h: int, tau: int, step: float, took: Sequence[float], update: float) -> float:
+    """The end of a run, in which fragment p takes `took[p]` from its turn, or the end of the one before."""
+    now, free, due = 0.0, 0.0, deque[tuple[int, float]]()
+    for t in range(steps):
+        now, last = now + step, t == steps - 1
+        for sends in (False, True) if last else (True,):
+            for p, e in enumerate(took if sends else ()):
+                turn = t + 1 - h * p // len(took)
+                if last or (turn > 0 and turn % h == 0):
+                    free = max(free, now) + e
+                    due.append((t + tau, free))
+            while due and (last or due[0][0] <= t):
+                now = max(now, due.popleft()[1]) + update
+    return now

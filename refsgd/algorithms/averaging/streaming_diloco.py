@@ -1,0 +1,123 @@
+"""Streaming DiLoCo: fragments of the model are synchronised one after the other while peers compute.
+
+DiLoCo sends the whole model at the end of a round.  Here each of P fragments has its own turn: the same bytes
+per round, but never more than a fragment at a time.  Its mean has `delay` further steps to arrive; what these
+have changed is then mixed with the new start.
+
+Quick facts
+-----------
+synchronous: yes, each fragment every H steps | centralised: no | roles: n peers, each with a program that
+computes and one that exchanges | messages per peer and round: 2 (n - 1) P | bytes per peer and round: 2 (n -
+1) / n M each way (M = 4 d), in P portions | staleness: gradients 0, a fragment's mean `delay` steps | clock
+gap: at most H + delay - 1 while computing | momentum: inner one local and kept through rounds, outer one of
+each fragment, the same at every peer | aggregation: mean of the replicas' moves, weighted by the images since
+the fragment's last turn | graph: ring | deterministic: yes, whatever the schedule
+
+With one fragment, no delay and mix 0 it is DiLoCo.  With mix 1 no mean reaches the replicas, which are then
+independent.  With mix 0 the steps taken during a delay are lost.
+
+What differs from the paper
+---------------------------
+Fragments are equal slices of the vector, not groups of layers.  The first turn of fragment p comes after H +
+H p/P steps.  After the last step all fragments are synchronised, and a run returns the starts, the model that
+all peers share.  The inner optimiser is the run's rule, not AdamW; moves are weighted by images and sent in
+full precision, not in 4 bits.
+
+References
+----------
+Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a distributed free lunch",
+arXiv:2501.18512, algorithm 2; mix 0.5 and outer rate 0.4 as recalled.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+from refsgd.algorithms.averaging.local_sgd import check_period, images_of
+from refsgd.algorithms.averaging.outer import (
+    Fragment,
+    Merged,
+    check_fragments,
+    check_outer,
+    communicate,
+    mixed,
+    outer_step,
+)
+from refsgd.algorithms.facts import REPLICAS, declare
+from refsgd.algorithms.parts import Objective
+from refsgd.algorithms.replica import Replica, deploy, peers
+from refsgd.algorithms.sgd import SGD
+from refsgd.collectives.parts import chunks
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
+
+
+def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int, period: int, fragments: int,
+         delay: int, mix: float, outer_lr: float, outer_momentum: float) -> Program[Array]:
+    """Step alone; send each fragment at its turn, take its outer step later; returns the starts, (d,)."""
+    me, cut = names[replica.rank], chunks(replica.x.size, fragments)
+    start, u = ([x[part] for part in cut] for x in (replica.x, np.zeros_like(replica.x)))
+    since, due = [0] * fragments, deque[int]()  # due: when to take the means under way
+
+    def merge(now: int) -> Program[None]:
+        while due and due[0] <= now:
+            due.popleft()
+            _, (p, move) = yield Recv(Merged, src=me)
+            start[p], u[p] = yield Compute(outer_step, start[p], u[p], move, outer_lr, outer_momentum,
+                                           "nesterov", kind="update")
+            replica.x = mixed(replica.x, cut[p], start[p], mix)
+
+    for t in range(steps):
+        g: Array = yield Compute(problem.gradient, replica.x, replica.rank, t)
+        yield from replica.apply(g, t)  # InnerOpt
+        last = t == steps - 1
+        now = t + period * last  # after the last step nothing stays under way
+        if last:
+            yield from merge(now)  # a move that is still under way is not sent again
+        for p, part in enumerate(cut):
+            turn = t + 1 - period * p // fragments
+            if last or (turn > 0 and turn % period == 0):
+                images = images_of(problem, len(names), since[p], t + 1)
+                yield Send(me, Fragment(p, replica.x[part] - start[p], tuple(images)))
+                due.append(t + delay)
+                since[p] = t + 1
+        yield from merge(now)
+        yield Mark("clock", t=t)
+    return np.concatenate(start)
+
+
+@declare(REPLICAS, collective=True, timeless=True, formula="streaming_diloco", compared=False,
+         recursion="its outer steps have a momentum of their own, which no recursion here follows")
+def streaming_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
+                     fragments: int = 4, delay: int = 1, mix: float = 0.5, outer_lr: float = 0.4,
+                     outer_momentum: float = 0.9) -> Deployment:
+    """Deploy streaming DiLoCo.
+
+    Parameters
+    ----------
+    sgd : SGD
+        The inner optimiser.
+    period : int
+        H, steps between two turns of a fragment, at least 1.
+    fragments : int
+        P, at least 1.
+    delay : int
+        tau, the steps that the mean of a fragment has to arrive, 0 to H - 1.
+    mix : float
+        The weight of a peer's own fragment when the mean arrives, in [0, 1].
+    outer_lr : float
+        > 0.
+    outer_momentum : float
+        In [0, 1), Nesterov's.
+    """
+    check_period(period, 1)
+    check_outer(outer_lr, outer_momentum)
+    check_fragments(fragments, mix)
+    if not 0 <= delay < period:
+        raise ValueError(f"delay {delay} of a period of {period}; expected 0 to {period - 1} steps")
+    names = peers(workers)
+    return deploy(problem, workers, sgd, lambda replica, names: peer(
+        replica, names, problem, steps, period, fragments, delay, mix, outer_lr, outer_momentum),
+                  lambda replica: communicate(replica.rank, names))
