@@ -163,8 +163,8 @@ class SGD:
         return x - self.rate(t) * v, v
 
 
-def weights(images: Sequence[int]) -> tuple[list[int], int]:
-    """Integer weights of a mean over images, and their sum: all 1 if the shares are equal.
+def weights(images: Sequence[float]) -> tuple[list[float], float]:
+    """Weights of a mean over images, and their sum: all 1 if the shares are equal.
 
     So a single gradient keeps its bits, and equal shares cause no rounding.
 
@@ -176,7 +176,7 @@ def weights(images: Sequence[int]) -> tuple[list[int], int]:
     return list(images), sum(images)
 
 
-def mean_gradient(gradients: Sequence[Array], images: Sequence[int]) -> Array:
+def mean_gradient(gradients: Sequence[Array], images: Sequence[float]) -> Array:
     """The mean over all images, ``sum_i b_i g_i / sum_i b_i``, added in the order given.
 
     The plain mean of means is wrong if the shares b_i differ.  The order is that of the workers, never that

@@ -26,7 +26,8 @@ from tests.marks import mostly_slow
 
 #: algorithms for which one worker is not plain SGD, and why
 NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker",
-                  **dict.fromkeys(("diloco", "eager-diloco", "streaming-diloco", "async-diloco"), "the outer step moves beyond the inner ones"),
+                  **dict.fromkeys(("diloco", "eager-diloco", "streaming-diloco", "decoupled-diloco", "async-diloco"),
+                                  "the outer step moves beyond the inner ones"),
                   "fedasync": "the server moves only a part of the way",
                   "fedbuff": "a move is rounded",
                   "sandblaster": "a step takes all data",

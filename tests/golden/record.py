@@ -64,6 +64,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "adacomm": [{"period": 3}, {"period": 3, "interval": float("inf")}],
     "diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "form": "heavy-ball"}],
     "streaming-diloco": [{"period": 3, "fragments": 2}, {"period": 4, "fragments": 3, "delay": 0, "mix": 0.0}],
+    "decoupled-diloco": [{"period": 2, "fragments": 2, "quorum": 2}, {"period": 1, "merge": "rda", "mix": 0.0}],
     "eager-diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "mode": "delayed"}],
     "fedavg": [{"period": 3, "sampled": 2}, {"period": 3, "mu": 0.5}, {"period": 2, "rule": "adam"},
                {"period": 2, "rule": "yogi", "sampled": 2}, {"period": 3, "partial": True}],

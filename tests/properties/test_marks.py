@@ -12,7 +12,8 @@ from tests.properties.coordinates import AGAIN, SHARDED, STAGED, Marked, rank_of
 from tests.wrong import wrong_deployment
 
 STEPS = 4
-CASES = [*[(name, {"blocks": 1} if name == "strads" else {}) for name in CATALOGUE
+ONE_PART = {"strads": {"blocks": 1}, "decoupled-diloco": {"fragments": 1}}
+CASES = [*[(name, ONE_PART.get(name, {})) for name in CATALOGUE
            if name not in (*STAGED, *SHARDED, *AGAIN)], ("downpour", {"adagrad": True}),
          ("easgd", {"mode": "sync", "period": 2}), ("dpsgd", {"order": "atc"}),
          *[("ssp", {"refresh": refresh}) for refresh in ("lazy", "eager")], ("approximate", {"local": "asp"})]
@@ -26,7 +27,7 @@ def updates_of(name, node, marks):
     """Computations of kind "update" that a node is charged for, by its marks."""
     if name in ("adpsgd", "hogwild"):  # plain Python, and additions
         return 0
-    if name in ("easgd", "fedavg", "scaffold", "fedbuff", "fedasync", "async-diloco") and node.startswith("worker"):
+    if name in ("easgd", "fedavg", "scaffold", "fedbuff", "fedasync", "async-diloco", "decoupled-diloco") and node.startswith("worker"):
         return STEPS
     return marks + {"diloco": 1, "eager-diloco": 1, "streaming-diloco": 4}.get(name, 0)  # the outer steps of the only round
 

@@ -21,8 +21,10 @@ CASES = [*[("ssp", options) for options in OPTIONS], ("dynsgd", {"staleness": 2}
          ("consgd", {"staleness": 2}), ("dssp", {"lower": 1, "upper": 4}),
          ("downpour", {"push_every": 3, "fetch_every": 2}), ("easgd", {"mode": "sync"}),
          ("gosgd", {"p": 0.5}), ("softsync", {"splitting": 1}), ("sandblaster", {"history": 0}),
+         ("decoupled-diloco", {"fragments": 1, "period": 1}),
          *[(name, {}) for name in CATALOGUE
-           if name not in ("ssp", "dynsgd", "consgd", "dssp", "downpour", "gosgd", "softsync", "sandblaster")]]
+           if name not in ("ssp", "dynsgd", "consgd", "dssp", "downpour", "gosgd", "softsync", "sandblaster",
+                           "decoupled-diloco")]]
 
 
 def items(value):
@@ -48,7 +50,7 @@ def hold_memory(deployment, steps=STEPS):
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_programs_forget(name, options):
     workers = 1 if name == "sequential" else 3
-    steps = 200 if name == "ringleader" else STEPS  # its rounds, which it keeps, differ more in length
+    steps = 200 if name in ("ringleader", "decoupled-diloco") else STEPS  # their rounds differ more in length
     hold_memory(CATALOGUE[name](quadratic(d=6, workers=workers), workers, steps, SGD(0.01), **options), steps)
 
 

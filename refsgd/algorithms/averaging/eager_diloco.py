@@ -98,7 +98,6 @@ def eager_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, peri
     check_outer(outer_lr, outer_momentum)
     if mode not in ("eager", "delayed"):
         raise ValueError(f"mode {mode!r}; expected eager or delayed")
-    names = peers(workers)
     return deploy(problem, workers, sgd, lambda replica, names: peer(
         replica, names, problem, steps, period, outer_lr, outer_momentum, mode),
-                  lambda replica: communicate(replica.rank, names))
+                  lambda replica: communicate(replica.rank, peers(workers)))

@@ -13,15 +13,13 @@ gap: at most H + delay - 1 while computing | momentum: inner one local and kept 
 each fragment, the same at every peer | aggregation: mean of the replicas' moves, weighted by the images since
 the fragment's last turn | graph: ring | deterministic: yes, whatever the schedule
 
-With one fragment, no delay and mix 0 it is DiLoCo.  With mix 1 no mean reaches the replicas, which are then
-independent.  With mix 0 the steps taken during a delay are lost.
+With one fragment, no delay and mix 0 it is DiLoCo.  With mix 1 no mean reaches the replicas.
 
 What differs from the paper
 ---------------------------
-Fragments are equal slices of the vector, not groups of layers.  The first turn of fragment p comes after H +
-H p/P steps.  After the last step all fragments are synchronised, and a run returns the starts, the model that
-all peers share.  The inner optimiser is the run's rule, not AdamW; moves are weighted by images and sent in
-full precision, not in 4 bits.
+Fragments are equal slices of the vector, not groups of layers; the first turn of fragment p comes after H + H
+p/P steps, the last after the last step.  A run returns the starts, which all peers share.  The inner optimiser
+is the run's rule, not AdamW; moves are weighted by images and sent in full precision, not in 4 bits.
 
 References
 ----------
@@ -117,7 +115,6 @@ def streaming_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, 
     check_fragments(fragments, mix)
     if not 0 <= delay < period:
         raise ValueError(f"delay {delay} of a period of {period}; expected 0 to {period - 1} steps")
-    names = peers(workers)
     return deploy(problem, workers, sgd, lambda replica, names: peer(
         replica, names, problem, steps, period, fragments, delay, mix, outer_lr, outer_momentum),
-                  lambda replica: communicate(replica.rank, names))
+                  lambda replica: communicate(replica.rank, peers(workers)))
