@@ -18,8 +18,8 @@ With one fragment, no delay and mix 0 it is DiLoCo.  With mix 1 no mean reaches 
 What differs from the paper
 ---------------------------
 Fragments are equal slices of the vector, not groups of layers; the first turn of fragment p comes after H + H
-p/P steps, the last after the last step.  A run returns the starts, which all peers share.  The inner optimiser
-is the run's rule, not AdamW; moves are weighted by images and sent in full precision, not in 4 bits.
+p/P steps, the last after the last step.  A run returns the starts, which all peers share.  The inner rule is
+the run's, not AdamW; moves are weighted by images and sent in full precision, not in 4 bits.
 
 References
 ----------
