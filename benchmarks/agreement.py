@@ -287,7 +287,7 @@ COMPARISONS = (
     Comparison("async-rl", "samples that may have been begun, as tests of the gate expect them",
                link("inclusionAI/AReaL", "4aef98d", "tests/test_staleness_manager.py"), 0, capacity),
     Comparison("staleness-aware rule=mishchenko", "the step by its delay: rate times $n / \\max(n, \\tau)$",
-               "{cite}`mishchenko2022`, as in public code whose repository our index does not name", 1e-4, delay_adaptive),
+               "{cite}`mishchenko2022`, as recalled from public code", 1e-4, delay_adaptive),
     Comparison("rennala", "seconds of 20 updates, ten workers of 1 to 10 s, batch 10",
                "the rule of " + link("k3nfalt/optimal-decentralized-optimization", "a2adb9a",
                                      "code/distributed_optimization_library/asynchronous/algorithm.py") + ", written out", 0,
