@@ -20,8 +20,8 @@ def fedbuff(problem, workers, steps, sgd, *, period: int = 8, buffer: int | None
             weight: str = "polynomial", outer_lr: float = 1.0):
     size = catalogue.buffered(workers, buffer)
 
-    def rule(x, models, reads, rates):
-        return aggregate(x, models, reads, rates, workers)
+    def rule(x, state, models, reads, rates):
+        return aggregate(x, models, reads, rates, workers), state
 
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, names: catalogue.server(

@@ -38,9 +38,10 @@ import math
 from collections.abc import Sequence
 
 from refsgd.algorithms.adapted import Adapted, check_interval, unless_adapted
-from refsgd.algorithms.facts import Facts, declare, depends
+from refsgd.algorithms.facts import declare
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
+from refsgd.algorithms.server.one_server import ONE_SERVER, first_half, worker
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
 
@@ -77,21 +78,6 @@ def server(shard: Shard, workers: Sequence[str], steps: int, adapted: Adapted, f
     return shard.x
 
 
-def first_half(workers: int, gradients: int | None) -> int:
-    """K, by default half of the workers; raises ValueError if there are not as many."""
-    size = (workers + 1) // 2 if gradients is None else gradients
-    if workers > 0 and not 1 <= size <= workers:
-        raise ValueError(f"gradients {size} with {workers} workers; expected 1 to {workers}")
-    return size
-
-
-#: one server, which keeps gradients; how many updates there are depends on the end of the run
-ONE_SERVER = Facts(
-    because={"": "its server has the whole model: several parts would each keep gradients of other workers"},
-    mean_of=lambda workers, options: first_half(workers, options["gradients"]), updates=depends,
-    holds="pushed", collects=True, lost="the gradient that it was computing")
-
-
 def larger(number: int, first: int, left: float) -> int:
     """K, where this share of the loss is left; above n it means all workers."""
     return max(number, math.ceil(first / math.sqrt(left)))
@@ -102,7 +88,8 @@ def of_one_server(problem: Objective, workers: int, steps: int, sgd: SGD, size: 
     """The deployment of one of the four."""
     check_interval(interval)
     return deploy(problem, workers, steps, sgd, 1, False, lambda shard, names: server(
-        shard, names, steps, Adapted(size, interval, larger, problem), fresh, repeat))
+        shard, names, steps, Adapted(size, interval, larger, problem), fresh, repeat),
+                  lambda rank, servers: worker(rank, servers[0], problem, steps))
 
 
 @declare(ONE_SERVER, formula="k_async", recursion=unless_adapted("waits"))

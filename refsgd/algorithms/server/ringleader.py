@@ -34,24 +34,9 @@ from collections.abc import Sequence
 from refsgd.algorithms.facts import declare
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
-from refsgd.algorithms.server.k_async import ONE_SERVER
+from refsgd.algorithms.server.one_server import LAST, ONE_SERVER, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
-
-LAST = -1  # the version of the last model, after which no gradient is needed
-
-
-def worker(rank: int, server: str, problem: Objective, most: int) -> Program[Array]:
-    """Compute a gradient, push it, pull a model, until it is the last; returns it, (d,)."""
-    x, version = problem.x0, 0
-    for t in range(most):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        yield Send(server, Push(g, problem.images(rank, t), version))
-        _, (x, version) = yield Recv(Model, src=server)
-        yield Mark("clock", t=t)
-        if version == LAST:
-            break
-    return x
+from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
 
 
 def keep(kept: dict[str, Push], w: str, push: Push) -> None:

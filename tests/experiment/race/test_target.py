@@ -143,7 +143,9 @@ def test_models_are_those_of_the_servers_joined():
 
 
 @pytest.mark.parametrize(("name", "more"), [
-    *((name, {}) for name in CATALOGUE if name not in ("gpipe", "pipedream", "sandblaster", "strads")),
+    # the net in stages and the line searches of four are no races
+    *((name, {"period": 1} if name == "decoupled-diloco" else {}) for name in CATALOGUE
+      if name not in ("gpipe", "pipedream", "sandblaster", "strads")),
     ("bsp", {"servers": 3, "overlap": "both"}), ("fedavg", {"sampled": 2, "period": 4}), ("scaffold", {"period": 5})])
 def test_gradients_are_those_that_were_computed(name, more):
     """Also where an update is a round of several steps, or of some of the workers only."""
