@@ -124,11 +124,12 @@ def reports(args: argparse.Namespace, folder: Path, function: str, graded: Calla
     if not folder.is_dir() or not function or args.json or args.html or args.gradescope:
         raise Usage(f"--reports with {args.target}; expected FOLDER:FUNCTION, and no other output")
     into, done = Path(args.reports), []
-    into.mkdir(exist_ok=True)
-    for name, found, answers in of_folder(folder, function, args.algorithm, graded):
+    into.mkdir(parents=True, exist_ok=True)
+    for name, found, answers in of_folder(folder, into, function, args.algorithm, graded):
         done.append((name, found))
         pages = {"json": grades.as_json(found), "html": grades.as_html(found), "txt": answers}
         for kind, text in pages.items():
+            (into / f"{name}.{kind}").unlink(missing_ok=True)  # of an earlier grading
             if text:
                 save(into / f"{name}.{kind}", f"{text}\n")
         save(into / "grades.csv", as_csv(done))

@@ -163,32 +163,50 @@ def test_mistakes_and_correct_programs_take_seconds(tmp_path):
     assert statistics.median(seconds) < 5 and max(seconds) < 20  # generously: 3 and 10 on a quiet machine
 
 
-def zipped(path, **files):
+def zipped(path, files):
     with zipfile.ZipFile(path, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name.replace("_", "."), text)
+        for name, text in files:
+            archive.writestr(name, text)
 
 
 def test_a_folder_of_submissions_becomes_a_table_and_a_report_of_each(tmp_path, capsys):
-    folder, into, text = tmp_path / "handed-in", tmp_path / "reports", PLAIN.read_text()
-    (folder / "eve").mkdir(parents=True)
+    folder, text = tmp_path / "handed-in", PLAIN.read_text()
+    into = folder / "reports"  # which is no submission
+    for name in ("eve", "gil", "hal"):
+        (folder / name).mkdir(parents=True)
     (folder / "eve" / "notes.md").write_text("none")
     (folder / ".hidden.py").write_text("")
-    (folder / "ada.py").write_text(text)
+    (folder / "ADA.PY").write_text(text)
     (folder / "bob.zip").write_bytes(b"not an archive")
-    zipped(folder / "cy.zip", homework_py="ssp_plain = 1 +", answers_txt="Because.")
-    zipped(folder / "dee.zip", homework_py="x = 1", other_py="y = 2")
-    zipped(folder / "fay.zip", homework_py="#" * (folder_of.LARGEST + 1))
+    zipped(folder / "cy.zip", [("sub\\homework.py", "ssp_plain = 1 +"), ("sub\\answers.txt", "Because."), ("x" * 300 + ".txt", "")])
+    zipped(folder / "dee.zip", [("homework.py", "x = 1"), ("other.py", "y = 2")])
+    zipped(folder / "fay.zip", [("homework.py", "#" * (folder_of.LARGEST + 1))])
+    zipped(folder / "gil" / "submission.zip", [("homework.py", "raise AssertionError('\\n=1+1')")])
+    (folder / "hal" / "homework.py").symlink_to(PLAIN)
+    zipped(folder / "ian.zip", [("a/homework.py", text), ("b/homework.py", text)])
+    zipped(folder / "joe.zip", [(f"a{i}.py", "") for i in range(30)])
+    (folder / "kim.tar.gz").write_bytes(b"")
     assert main(["check", f"{folder}:ssp_plain", "--as", "ssp", "--reports", str(into)]) == 0
-    table = list(csv.DictReader((into / "grades.csv").read_text().splitlines()))
-    assert [(row["submission"], row["points"], row["of"], row["by hand"]) for row in table] == [
-        ("ada", "20", "20", ""), *((name, "0", "20", "") for name in ("bob", "cy", "dee", "eve", "fay"))]
-    assert [row["why"].partition(":")[0] for row in table[1:]] == [
-        "bob.zip cannot be unpacked", table[2]["why"].partition(":")[0], "homework.py and other.py in dee.zip; expected one program",
-        "no file .py in eve; expected one program", f"homework.py has more than {folder_of.LARGEST} bytes; expected a program of some thousand"]
-    assert "invalid syntax" in table[2]["why"] and (into / "cy.txt").read_text() == "Because.\n"
-    assert json.loads((into / "ada.json").read_text())["submission"] == "ada.py:ssp_plain"
-    assert "20 of 20 points" in (into / "ada.html").read_text() and "ada: 20 of 20 points" in capsys.readouterr().out
+    table = {row["submission"]: row for row in csv.DictReader((into / "grades.csv").read_text().splitlines())}
+    assert [row["points"] for row in table.values()] == ["20"] + ["0"] * 10
+    for name, says in (("bob", "bob.zip cannot be unpacked: BadZipFile"), ("cy", "invalid syntax"), ("dee", "homework.py and other.py in dee.zip"),
+                       ("eve", "no file .py in eve; expected one program"), ("fay", "homework.py has more than 1048576 bytes"),
+                       ("gil", "cannot import homework.py: AssertionError"), ("hal", "no file .py in hal"), ("ian", "ian.zip has more than one homework.py"),
+                       ("joe", "or 20 files"), ("kim.tar.gz", "no file .py in kim.tar.gz")):
+        assert says in table[name]["why"] and not table[name]["why"].startswith("="), (name, table[name])
+    assert (into / "cy.txt").read_text() == "Because.\n"
+    assert json.loads((into / "ADA.json").read_text())["submission"] == "ADA.PY:ssp_plain"
+    assert "20 of 20 points" in (into / "ADA.html").read_text() and "ADA: 20 of 20 points" in capsys.readouterr().out
+    assert folder_of.as_csv([("=cmd", {"properties": [], "score": 1, "max_score": 2})]).endswith("\n'=cmd,1,2,,,\n")
+
+
+def test_answers_of_an_earlier_grading_do_not_stay(tmp_path):
+    folder, into = tmp_path / "handed-in", tmp_path / "a" / "reports"
+    folder.mkdir()
+    for answers in ([("answers.txt", "Old.")], []):
+        zipped(folder / "ada.zip", [("homework.py", "x = 1 +"), *answers])
+        assert main(["check", f"{folder}:f", "--as", "ssp", "--reports", str(into)]) == 0
+        assert (into / "ada.txt").exists() is bool(answers)
 
 
 @pytest.mark.parametrize(("names", "more", "says"), [

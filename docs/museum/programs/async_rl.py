@@ -11,7 +11,7 @@ def trainer(workers, problem, total, size, sgd, ahead):
         _, done = yield Recv(Done)
         finished[done.number] = done
         while len(finished) >= size or (finished and heard == total):
-            numbers = sorted(finished)[:size]  # those that have waited longest
+            numbers = sorted(finished)[:size]  # those that were begun first
             samples = [finished.pop(i) for i in numbers]
             examples = [problem.images(i % workers, i // workers) for i in numbers]
             x, v = yield Compute(update, sgd, x, v, version, [s.sample for s in samples],

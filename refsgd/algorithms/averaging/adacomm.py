@@ -22,7 +22,7 @@ What differs from the paper
 The paper adapts every 60 seconds, as recalled; a program reads no clock, and rounds replace seconds.  Its F
 is the loss of local batches; here it is that of the training set, which takes time only on real processes.
 The paper's factor for a rate that falls is left out, so that H never rises.  PaddlePaddle has H_0 inside the
-root, sqrt(F / F_0 H_0), at most 16: it begins at sqrt(H_0), and may rise again.
+root, sqrt(F / F_0 H_0), at most 16: after the first round it has about sqrt(H_0), and may rise again.
 
 References
 ----------

@@ -11,8 +11,9 @@ their fragment, except the last | clock gap: unbounded | momentum: inner one loc
 | aggregation: mean of K moves or more with weights tokens^2/steps, or their mean direction with their mean
 length (rda) | deterministic: given the order of arrival
 
-Rounds end when fewer than K of the learners that live still run.  Every schedule comes to that: a round needs
-an answer, and a learner has at most steps // H for a fragment, as it counts from its last answer or merge.
+Rounds end when fewer than K learners still run, or than all that live if those are fewer.  Every schedule
+comes to that: a round needs an answer, and a learner has at most steps // H for a fragment, as it counts from
+its last answer or merge.
 
 What differs from the paper
 ---------------------------
@@ -92,7 +93,7 @@ def decoupled_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, 
     mix : float
         The weight of a learner's own fragment when it takes a merged one, in [0, 1].
     merge : {"average", "rda"}
-        Whether a merge is the mean of the moves, or has their mean length, too.
+        Whether a merge is the mean of the moves, or their mean direction with their mean length.
     outer_lr : float
         > 0.
     outer_momentum : float

@@ -48,7 +48,8 @@ Rule = Literal["average", "rda"]
 
 def merge(start: Array, u: Array, pushes: Sequence[Push], rule: Rule, lr: float,
           momentum: float) -> tuple[Array, Array]:
-    """The outer step along the mean of the moves; `rda` gives it their mean length, unless they cancel."""
+    """The outer step along the mean of the moves; `rda` takes their mean direction and length, unless they
+    cancel."""
     moves, number = [push.move for push in pushes], start.dtype.type
     share, _ = weights([push.tokens**2 / push.steps for push in pushes])  # quantity times quality
     move = mean_gradient(moves, share)

@@ -1,4 +1,4 @@
-"""Asynchronous DiLoCo: no round, and yet a momentum that is not stale; slow clients take fewer steps.
+"""Asynchronous DiLoCo: no rounds, a momentum that changes once in N moves, and fewer steps for slow clients.
 
 DiLoCo's peers wait for each other once in a round.  Here each client hands its move to a server, which takes
 a part of an outer step and gives it the newest model at once.  With Nesterov's momentum at every move
@@ -39,7 +39,7 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_outer
-from refsgd.algorithms.facts import declare
+from refsgd.algorithms.facts import Options, declare
 from refsgd.algorithms.federated import fedbuff
 from refsgd.algorithms.federated.clients import Trained, client
 from refsgd.algorithms.parts import Objective, Shard, deploy
@@ -77,9 +77,18 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, buffer
                                       step, paced if dylu else fedbuff.alike))
 
 
+def needs(options: Options, workers: int) -> dict[str, str]:
+    """Where all moves take the same step, `spread` divides nothing."""
+    if options["rule"] == "vanilla":
+        return {"spread": "rule delayed"}
+    if (options["buffer"] or workers) == 1:
+        return {"spread": "buffer > 1"}
+    return {} if options["outer_momentum"] else {"spread": "outer_momentum > 0"}
+
+
 @declare(fedbuff.ANY_TIME, mean_of="each client's move is applied alone", collects=False,
          formula="async_diloco",
-         needs=lambda options, workers: {"spread": "rule delayed"} if options["rule"] == "vanilla" else {})
+         needs=needs, lost="its job")
 def async_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
                  buffer: int | None = None, outer_lr: float = 0.7, outer_momentum: float = 0.9,
                  spread: float = 0.0, rule: Rule = "delayed", dylu: bool = False) -> Deployment:

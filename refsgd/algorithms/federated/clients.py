@@ -55,7 +55,8 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
            mu: float = 0.0, partial: bool = False) -> Program[Array]:
     """Train each model that comes until there is no more work; returns the last, (d,).
 
-    `mu` pulls back to the model with which a job began; of a `partial` job any number of steps (FedProx).
+    `mu` pulls back to the model with which a job began; of a `partial` job it takes
+    from one to all of the steps, at random (FedProx).
     """
     x, v = problem.x0, sgd.start(problem.x0)
     while steps:  # else there is no message at all
@@ -92,7 +93,7 @@ def check(period: int, weight: Weight, rate: float) -> None:
 
 
 def some(workers: int, given: int | None, name: str) -> int:
-    """How many of the clients, by default all; raises ValueError if there are not as many."""
+    """How many of the clients, by default all; raises ValueError if there are not that many."""
     number = workers if given is None else given
     if not 1 <= number <= workers:
         raise ValueError(f"{name} {number} with {workers} workers; expected 1 to {workers}")

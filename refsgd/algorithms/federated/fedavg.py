@@ -14,7 +14,7 @@ d) | staleness: 0 | clock gap: at most H - 1 while computing if m = n and all ta
 unbounded | momentum: local, kept between the client's rounds, and the server's if it has a rule |
 aggregation: mean of the moves, weighted by the examples of the round | deterministic: yes, given the draws
 
-Without a rule and with m = n it is local SGD through a server, and with H = 1 too, BSP.
+Without a rule, mu and `partial`, and with m = n, it is local SGD through a server, and with H = 1 too, BSP.
 
 What differs from the papers
 ----------------------------

@@ -8,7 +8,7 @@ and may a worker give several gradients of one update (`repeat`)?  K-sync is fre
 Rennala SGD, is both; K-async neither; K-batch-async, n-softsync with K = floor(n / splitting), repeats.
 
 AdaSync raises K as the loss F falls, every `interval` updates: K <- ceil(K_0 sqrt(F_0 / F)), and never lowers
-it.  First updates are many, later ones have little noise.
+it.  Early updates come often, later ones have little noise.
 
 Quick facts
 -----------
@@ -79,7 +79,7 @@ def server(shard: Shard, workers: Sequence[str], steps: int, adapted: Adapted, f
 
 
 def larger(number: int, first: int, left: float) -> int:
-    """K, where this share of the loss is left; above n it means all workers."""
+    """K, where this share of the loss is left; above n all workers, unless one may give several."""
     return max(number, math.ceil(first / math.sqrt(left)))
 
 

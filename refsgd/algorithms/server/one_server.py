@@ -23,7 +23,7 @@ def worker(rank: int, server: str, problem: Objective, most: int) -> Program[Arr
 
 
 def first_half(workers: int, gradients: int | None) -> int:
-    """K, by default half of the workers; raises ValueError if there are not as many."""
+    """K, by default half of the workers; raises ValueError if there are not that many."""
     size = (workers + 1) // 2 if gradients is None else gradients
     if workers > 0 and not 1 <= size <= workers:
         raise ValueError(f"gradients {size} with {workers} workers; expected 1 to {workers}")

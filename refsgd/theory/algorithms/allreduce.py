@@ -29,8 +29,10 @@ def collective(c: Setting, name: str = "ring") -> Exchange:
     if name == "ring" and c.workers > 1:
         ring = collectives.ring(c.workers, c.nbytes, c.link, _largest_chunk(c, c.workers))
         return _again(c, ring, c.workers)
-    return collectives.allreduce(name, c.workers, c.nbytes, c.link, rings=c.options.get("rings"),
-                                 columns=c.options.get("columns"))
+    n, rings = c.workers, c.options.get("rings")
+    found = collectives.allreduce(name, n, c.nbytes, c.link, rings=rings, columns=c.options.get("columns"))
+    chunks = {"rings": n * (rings or 2), "halving-doubling": 1 << n.bit_length() - 1, "pscpu": n, "torus": n}
+    return _again(c, found, chunks.get(name, 1))
 
 
 def group_of(c: Setting) -> int:
@@ -59,7 +61,7 @@ def _hierarchical(c: Setting) -> Exchange:
 
 
 def _again(c: Setting, exchange: Exchange, chunks: int) -> Exchange:
-    """An exchange in a run: with unequal chunks, ranks that begin one together do not begin the next so."""
+    """An exchange in a run: formulas assume equal chunks, with others ranks do not stay in step."""
     if c.nbytes % (4 * chunks) == 0 or exchange.time.kind != "exact":
         return exchange
     return exchange._replace(time=replace(exchange.time, kind="approximation"))
