@@ -122,3 +122,10 @@ def test_a_more_general_function_is_compared_where_it_is_the_algorithm(tmp_path,
     assert main(["check", f"{file}:mine", "--as", "fedavg", "--period", "2", "--share", share]) == code
     assert main(["check", f"{file}:mine", "--as", "fedavg", "--perid", "2"]) == 2
     assert "did you mean --period?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "options"), [("gpipe", {"stages": 2}), ("adpsgd", {"graph": "ring"}), ("diloco", {"form": "heavy-ball"}),
+                                               ("bsp", {"compress": "randk:0.1"})])
+def test_correct_options_of_the_catalogue_pass(name, options):
+    """Numbers of workers that are refused, outer momentum that overshoots, entries that wait in a residual."""
+    assert [str(f) for f in found(name, **options).values() if f.held is False] == []
