@@ -205,8 +205,12 @@ def ledger(run: Run) -> None:
         if missing := {"part", "version", "reads"} - e.values.keys():
             raise AssertionError(f"{e.node}: Mark(\"update\") without {', '.join(sorted(missing))}; expected "
                                  "part, version, reads=((worker, version read), ...) and x")
-    slices = max(1, len({e.node for e in updates if not trace.is_worker(e.node) and e.values["reads"]}))
+    readers = defaultdict[str, set[str]](set)
+    for e in updates:
+        if not trace.is_worker(e.node):
+            readers[e.node] |= {w for w, _ in e.values["reads"]}
     for worker, computed in trace.iterations.items():
+        slices = max(1, len(_parts(worker, readers)))
         dropped = sum(e.values.get("worker") == worker for e in trace.marks("drop"))
         applied = sum(w == worker for e in updates for w, _ in e.values["reads"])
         local = sum(e.work == "update" for e in trace.of(Computed, worker))
@@ -221,6 +225,16 @@ def ledger(run: Run) -> None:
         if tau < 0:
             raise AssertionError(
                 f"{worker}: staleness {tau}; expected a version read that is not newer than the parameters")
+
+
+def _parts(worker: str, readers: Mapping[str, set[str]]) -> set[str]:
+    """The parts that a worker's gradients concern: those that share workers, directly or by others; stages
+    have parts of their own."""
+    nodes, group = set[str](), {worker}
+    while new := {node for node, workers in readers.items() if workers & group} - nodes:
+        nodes |= new
+        group |= set[str]().union(*(readers[node] for node in new))
+    return nodes
 
 
 def finite(run: Run) -> None:

@@ -124,7 +124,7 @@ def test_a_more_general_function_is_compared_where_it_is_the_algorithm(tmp_path,
     assert "did you mean --period?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "options"), [("gpipe", {"stages": 2}), ("adpsgd", {"graph": "ring"}), ("diloco", {"form": "heavy-ball"}),
+@pytest.mark.parametrize(("name", "options"), [("gpipe", {"stages": 2}), ("downpour", {"stages": 2}), ("adpsgd", {"graph": "ring"}), ("diloco", {"form": "heavy-ball"}),
                                                ("bsp", {"compress": "randk:0.1"})])
 def test_correct_options_of_the_catalogue_pass(name, options):
     """Numbers of workers that are refused, outer momentum that overshoots, entries that wait in a residual."""
