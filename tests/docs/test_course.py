@@ -171,7 +171,7 @@ return found;
 
 
 @pytest.mark.slow
-def test_slides_fit_their_frame_and_a_phone(built, tmp_path):
+def test_slides_fit_their_frame_and_a_phone(built, tmp_path_factory):
     webdriver = pytest.importorskip("selenium.webdriver", reason="no selenium: pip install 'refsgd[browser]'")
     if not (DECKS.chromium() and shutil.which("chromedriver")):
         pytest.skip("no chromium and chromedriver: apt-get install chromium chromium-driver")
@@ -179,7 +179,8 @@ def test_slides_fit_their_frame_and_a_phone(built, tmp_path):
     options.binary_location = DECKS.chromium()
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu"):
         options.add_argument(flag)
-    there = {**os.environ, "TMPDIR": str(tmp_path)}  # Chromium leaves files of its own there
+    # Chromium leaves files of its own there; its socket allows no long path
+    there = {**os.environ, "TMPDIR": str(tmp_path_factory.mktemp("t"))}
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver"), env=there))
     try:
         for width, height in ((1280, 720), (390, 844)):

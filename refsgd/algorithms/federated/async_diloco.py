@@ -32,6 +32,7 @@ defaults but `period` as recalled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -39,7 +40,7 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_outer
-from refsgd.algorithms.facts import Options, declare
+from refsgd.algorithms.facts import Facts, Options, declare, depends, each_step
 from refsgd.algorithms.federated import fedbuff
 from refsgd.algorithms.federated.clients import Trained, client
 from refsgd.algorithms.parts import Objective, Shard, deploy
@@ -79,16 +80,20 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, buffer
 
 def needs(options: Options, workers: int) -> dict[str, str]:
     """Where all moves take the same step, `spread` divides nothing."""
-    if options["rule"] == "vanilla":
-        return {"spread": "rule delayed"}
-    if (options["buffer"] or workers) == 1:
-        return {"spread": "buffer > 1"}
-    return {} if options["outer_momentum"] else {"spread": "outer_momentum > 0"}
+    asked = ("rule delayed" if options["rule"] == "vanilla" else
+             "buffer > 1" if (options["buffer"] or workers) == 1 else
+             "outer_momentum > 0" if not options["outer_momentum"] else "")
+    return {"spread": asked} if asked else {}
 
 
-@declare(fedbuff.ANY_TIME, mean_of="each client's move is applied alone", collects=False,
-         formula="async_diloco",
-         needs=needs, lost="its job")
+def facts(options: Options) -> Facts:
+    """FedBuff's; with DyLU the number of jobs, which are updates, depends on the clients' speeds."""
+    return replace(fedbuff.ANY_TIME, mean_of="each client's move is applied alone", collects=False,
+                   needs=needs, lost="its job", formula="async_diloco",
+                   updates=depends if options["dylu"] else each_step)
+
+
+@declare(facts)
 def async_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
                  buffer: int | None = None, outer_lr: float = 0.7, outer_momentum: float = 0.9,
                  spread: float = 0.0, rule: Rule = "delayed", dylu: bool = False) -> Deployment:
