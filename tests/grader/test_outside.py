@@ -65,9 +65,9 @@ UNHARMED = {"threads", "forged answer"}  # the forged lines answer what follows,
 def graded(tmp_path, text, function="ssp_heap", algorithm="ssp", *more, seconds=2.0):
     file = tmp_path / "homework.py"
     file.write_text(text, encoding="utf-8")
-    began = time.monotonic()
+    began, worked = time.monotonic(), time.process_time()
     found = grading.grade(f"{file}:{function}", algorithm, (FORBIDDEN,), seconds, lambda _: {}, pages=False)
-    return found, time.monotonic() - began
+    return found, (time.monotonic() - began, time.process_time() - worked)
 
 
 @pytest.mark.slow
@@ -78,11 +78,13 @@ def test_the_wrong_program_has_its_points_without_an_attack(tmp_path):
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in HOSTILE])
 def test_a_hostile_submission_gets_a_grade_and_no_points_that_it_does_not_deserve(name, tmp_path, monkeypatch):
     monkeypatch.setenv("REFSGD_MARK", str(tmp_path))  # inherited by all that it starts
-    found, took = graded(tmp_path, f"{HOSTILE[name]}\n\n{WRONG}")
+    found, (took, worked) = graded(tmp_path, f"{HOSTILE[name]}\n\n{WRONG}")
     assert 0 <= found["score"] <= 13 and found["max_score"] == 20
     lost = next(row for row in found["properties"] if row["passed"] is False)
     assert len(lost["text"]) <= 160
-    assert took < 30  # generously: 2 s of processor time, as much asleep
+    # generously: the submission has 2 s of processor time, or as much asleep, and the grader 10 s; the clock is that of a
+    # machine that does other things
+    assert worked < 20 and took < 120
     if name != "escapes" or apart():  # without namespaces it may: the page for teachers says so
         until = time.monotonic() + 5  # the system ends a namespace after its first process
         while left := [p for p in Path("/proc").glob("[0-9]*/environ") if bytes(tmp_path) in quiet(p)]:
