@@ -105,7 +105,7 @@ def test_an_exhibit_trains_as_well_as_its_page_claims_also_when_corrected(page):
 def test_the_conformance_kit_finds_what_the_index_says_and_passes_each_corrected_program(page):
     (said,) = re.findall(rf"\({page}\.md\) \|.*\| (.*) \|$", (FOLDER / "index.md").read_text(), re.M)
     name, named = directive(page, "training")[0][0], re.search(r"--as ([\w-]+)", said)
-    given = {"sampled": 1} if said == "finds it with `--sampled 1`" else {}
+    given = {"sampled": 1} if "--sampled 1" in said else {}
     wrong = exhibits.algorithm(exhibits.program(name))
     right = exhibits.algorithm(exhibits.corrected(name, directive(page, "correction")[2]))
 
@@ -115,7 +115,7 @@ def test_the_conformance_kit_finds_what_the_index_says_and_passes_each_corrected
                    for f in check(function, algorithm=algorithm, processes=False, **given))
 
     assert finds(wrong) == (not named) and not finds(right)
-    assert named or given or said == "finds it"
+    assert named or said == "finds it"
     algorithm = named[1] if named else "diloco" if page == "nesterov" else page
     assert finds(wrong, algorithm) and not finds(right, algorithm)
 
