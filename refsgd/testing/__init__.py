@@ -135,8 +135,9 @@ def _sizes(deploy: Small) -> str:
                 if steps and not any(run.trace.iterations.values()):
                     raise AssertionError(f"{counted(workers, 'worker')} computed no gradient in "
                                          f"{counted(steps, 'step')}; expected one in each step")
-    said = "1 to 4" if len(sizes) == 4 else "other numbers are refused: " + ", ".join(map(str, sizes))
-    return f"{said} workers, 0 to 5 steps, four machines"
+    said = "1 to 4" if len(sizes) == 4 else ", ".join(map(str, sizes))
+    others = "" if len(sizes) == 4 else " (others are refused)"
+    return f"{said} workers{others}, 0 to 5 steps, four machines"
 
 
 def _repeats(deploy: Small, forget: Callable[[], None]) -> str:

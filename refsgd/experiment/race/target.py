@@ -223,7 +223,7 @@ def of_iterations(experiment: Experiment, every: int, nodes: _Nodes | None = Non
             # an update of servers may be a round of several steps; workers wait for it
             if not nodes.replicas or t * replicas // every > (t - 1) * replicas // every:
                 kept[t][event.node] = x
-            if len(kept[t]) == len(nodes.names):
+            if len(kept.get(t, ())) == len(nodes.names):
                 newest, done = kept.pop(t), t * replicas if nodes.replicas else computed
                 if done // every > before // every:
                     yield event.time, done, newest
