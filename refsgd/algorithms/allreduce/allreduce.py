@@ -1,8 +1,7 @@
 """All-reduce SGD (AR-SGD): every peer holds the whole model, and gradients are summed without a server.
 
 It is BSP without a server: the same mean gradient, sum_i b_i g_i / sum_i b_i for shares of b_i images, summed
-in another order, with the same bits on every peer.  In a ring each link carries about 2 M per iteration for
-any number of peers, while the link of a single server carries n M each way.
+in another order, with the same bits on every peer.
 
 Quick facts
 -----------

@@ -1,13 +1,9 @@
 """Deep gradient compression (DGC): all-reduce SGD in which each peer sends only its largest entries.
 
-Most entries of a gradient are small.  A peer sends a hundredth of its entries and keeps the rest in a
-residual until they have grown.  Momentum is applied *before* entries are chosen, so a late entry arrives with
-the momentum that it would have had.
-
 Peer i, step t::
 
     g = gradient at x on its share, times its share of all images
-    u = momentum u + g;  r = r + u
+    u = momentum u + g;  r = r + u                          # momentum before entries are chosen
     send (value, index) of the k largest |r| to all others;  r = 0 there, and with masking u = 0 there
     x = x - lr * (sum of what all peers sent)               # no further momentum
 

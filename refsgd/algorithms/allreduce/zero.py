@@ -1,15 +1,14 @@
 """ZeRO: data-parallel peers that divide among themselves what each would otherwise hold whole.
 
-Every peer computes a gradient, but owns one n-th of each layer, its shard: it alone sums and updates that
-part.  Stage 1 divides the optimiser's state, 2 gradients too, 3 parameters too.  Peer i, step t::
+Peer i, step t; stage 1 divides the optimiser's state, 2 gradients too, 3 parameters too::
 
     x = all-gather of the shards                  # stage 3: of one layer, before each pass through it
     g_i = gradient at x on its share of b_i images
     g = reduce-scatter of b_i g_i, / sum_i b_i    # stages 2, 3: of a layer, as soon as it is computed
     shard, v = update(shard, v, g)                # one n-th of the parameters, of the velocity, of the sum
 
-A layer's shards are chunks of its ring: the steps are those of ``allreduce --overlap backward``, whose ring
-sums each layer, bit for bit; in stage 1, or with `flat` shards, those of ``allreduce`` as it is.
+The steps are those of ``allreduce --overlap backward``, whose ring sums each layer, bit for bit; in stage 1,
+or with `flat` shards, those of ``allreduce`` as it is.
 
 Quick facts
 -----------

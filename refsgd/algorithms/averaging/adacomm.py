@@ -1,8 +1,6 @@
 """AdaComm: local SGD whose period falls with the loss: rare averages first, frequent ones later.
 
-At first the loss falls fast whatever the replicas' drift, and a long period saves exchanges.  Later drift and
-noise decide how low the loss gets, and a short period pays.  After every `interval` rounds, with F the loss
-at the common point and F_0 at the start::
+After every `interval` rounds, with F the loss at the common point and F_0 at the start::
 
     H <- ceil(sqrt(F / F_0) H_0),  or floor(H / 2), at least 1, if that is not shorter
 

@@ -1,8 +1,6 @@
 """DiLoCo: local SGD whose averages are the gradients of a second, outer optimiser with Nesterov momentum.
 
-It is for machines that are far apart: H is large, and the mean of the peers' moves in a round is not
-applied directly, but is the direction of an outer step with momentum.  With outer momentum 0 and outer
-rate 1 it is local SGD; with `form` heavy-ball, SlowMo.
+With outer momentum 0 and outer rate 1 it is local SGD; with `form` heavy-ball, SlowMo.
 
 Quick facts
 -----------

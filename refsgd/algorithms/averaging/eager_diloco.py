@@ -1,8 +1,7 @@
 """Eager DiLoCo: the moves of a round are averaged during the next one, but a peer's own counts at once.
 
-A round of DiLoCo ends with an exchange for which all wait.  Here peers compute the next round meanwhile, so
-the mean of a round comes one round late.  `delayed` applies all of it then.  `eager` applies a peer's own
-share, 1/n of its move, at once, and the rest of the mean when it comes.
+The mean of a round comes one round late.  `delayed` applies all of it then; `eager` applies a peer's own
+share, 1/n of its move, at once.
 
 Quick facts
 -----------

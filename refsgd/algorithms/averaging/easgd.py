@@ -1,11 +1,8 @@
 """Elastic averaging SGD (EASGD): each worker trains its own replica, tied to a centre by an elastic force.
 
-Few messages and no stale gradients: a replica steps alone, and every `period` iterations replica and centre
-apply the same vector e, which pulls each towards the other.  The centre is the result.  With momentum this is
-EAMSGD (Nesterov's form); the velocity never leaves its worker.
-
-``async``: each worker exchanges with the centre alone.  ``sync``: all exchange with the same centre,
-which then moves by the sum of the n forces: (1 - beta) center + beta mean(x_i) with beta = n alpha.
+Replica and centre, which is the result, apply the same force e every `period` iterations: with ``async`` each
+worker by itself, with ``sync`` all with the same centre, which then moves by the sum of the n forces: (1 -
+beta) center + beta mean(x_i) with beta = n alpha.  With momentum it is EAMSGD (Nesterov's form).
 
 Quick facts
 -----------

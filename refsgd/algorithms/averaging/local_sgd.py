@@ -1,8 +1,6 @@
 """Local SGD: take H steps alone, then average the replicas.  BSP with fewer, larger messages.
 
 H = 1 is BSP, and with H beyond the last step the replicas are averaged once, at the end (one-shot averaging).
-The mean of the replicas moves by -lr times the mean gradient for any H.  The price of a large H: gradients
-are taken at replicas that have drifted apart since the last average.
 
 Quick facts
 -----------

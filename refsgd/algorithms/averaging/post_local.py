@@ -1,13 +1,6 @@
 """Post-local SGD: synchronous mini-batch SGD first, local SGD later.
 
-Averaging after every step matters most in the beginning, when replicas would drift apart quickly.  Later it
-can be rare at little cost, and according to the paper the noise of local steps helps a net to generalise like
-one trained with small batches.
-
-Peer i, with the switch t' and the period H::
-
-    H_t = 1 for t < t',  H afterwards
-    local SGD that averages after every H_t steps
+Replicas are averaged after every step before the switch t', and after every H steps from then on.
 
 Quick facts
 -----------

@@ -1,8 +1,7 @@
 """Streaming DiLoCo: fragments of the model are synchronised one after the other while peers compute.
 
-DiLoCo sends the whole model at the end of a round.  Here each of P fragments has its own turn: the same bytes
-per round, but links carry one fragment at a time.  Its mean has `delay` further steps to arrive; what these
-have changed is then mixed with the new start.
+Each of P fragments has its own turn.  Its mean has `delay` further steps to arrive; what these have changed
+is then mixed with the new start.
 
 Quick facts
 -----------

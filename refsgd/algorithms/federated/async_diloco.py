@@ -1,10 +1,9 @@
 """Asynchronous DiLoCo: no rounds, a momentum that changes once in N moves, and fewer steps for slow clients.
 
-DiLoCo's peers wait for each other once in a round.  Here each client hands its move to a server, which takes
-a part of an outer step and gives it the newest model at once.  With Nesterov's momentum at every move
-(`vanilla`) stale moves add up.  *Delayed Nesterov* applies moves as they come, but changes the velocity only
-after N of them, by their mean.  *Dynamic local updates* (`dylu`) give a client steps in proportion to its
-speed, so that all answer after the same time.
+Each client hands its move to a server, which gives it the newest model at once.  With `vanilla` each move is
+an outer step with Nesterov's momentum.  *Delayed Nesterov* applies moves as they come, but changes the
+velocity only after N of them, by their mean.  *Dynamic local updates* (`dylu`) give a client steps in
+proportion to its speed.
 
 Quick facts
 -----------

@@ -1,8 +1,7 @@
 """FedAsync: federated averaging without rounds; the server moves a part of the way towards each model.
 
-When a client's model arrives, the server mixes it into its own, with a weight that falls with its staleness.
-`fedbuff` adds the client's move instead.  Mixing forgets: a model that arrives late undoes a part of what
-others have done since.  That keeps it stable at any delay.
+The weight of a client's model falls with its staleness.  `fedbuff` adds the client's move instead; mixing
+also undoes a part of what others have done since.
 
 Quick facts
 -----------

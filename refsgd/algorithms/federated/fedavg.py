@@ -1,10 +1,9 @@
 """FedAvg: local SGD in which a server draws some of the clients for each round; with mu > 0, FedProx.
 
-In each round the server sends its model to m of n clients, drawn at random; they take H steps each, and the
-server adds the mean of their moves.  Where clients have different data, H steps drift towards each client's
-own optimum, and the fixed point is not the optimum of all.  FedProx holds them back: it adds mu times the
-distance from the round's model to each gradient.  With a `rule`, the mean of the moves is the direction of
-an optimiser of the server: FedAvgM, FedAdagrad, FedAdam and FedYogi, together FedOpt.
+The server sends its model to m of n clients, drawn at random; they take H steps each, and it adds the mean of
+their moves.  FedProx adds mu times the distance from the round's model to each gradient.  With a `rule`, the
+mean of the moves is the direction of an optimiser of the server: FedAvgM, FedAdagrad, FedAdam and FedYogi,
+together FedOpt.
 
 Quick facts
 -----------

@@ -1,8 +1,7 @@
 """FedBuff: federated averaging without rounds; the server steps once per K moves of any clients.
 
-A client works on the model that was the newest when it began.  Its move, by which its model has left that
-one, is added to what the model is by then: FedBuff keeps all work, however late.  `fedasync` moves towards
-the client's model instead.
+A client's move, by which its model has left the one that it was given, is added to what the model is by then;
+`fedasync` moves towards the client's model instead.
 
 Quick facts
 -----------

@@ -1,8 +1,7 @@
 """SCAFFOLD: FedAvg whose clients correct each gradient, so that they do not drift.
 
-A client's steps go towards its own optimum, not towards that of all.  Each client remembers its own mean
-gradient c_i, the server the mean c of all c_i, and a client steps along g - c_i + c: its own gradient, moved
-to where the mean of all would be.  So the fixed point is the optimum for every H.
+Each client remembers its own mean gradient c_i, the server the mean c of all c_i, and a client steps along g
+- c_i + c, so that the fixed point is the optimum for every H.
 
 Quick facts
 -----------

@@ -1,8 +1,7 @@
 """Asynchronous decentralised parallel SGD (AD-PSGD): average with one random neighbour while you compute.
 
-Every peer has a replica x, and two programs that share it.  Neighbours average in pairs, both sides at once,
-so only gradients move the mean of all replicas.  There is no cycle of waits, because the graph is
-bipartite: active peers ask, passive peers answer at any time.
+Neighbours average in pairs, both sides at once, so only gradients move the mean of all replicas.  There is no
+cycle of waits, because the graph is bipartite: active peers ask, passive peers answer at any time.
 
 Quick facts
 -----------

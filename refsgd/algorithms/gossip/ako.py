@@ -1,8 +1,7 @@
 """Ako: in each iteration send every peer another partition of the gradients, summed since it last went.
 
-Every peer has a replica, which its own gradients move at once.  They are summed in partitions; iteration t
-sends partition t mod p to all other peers, which add it to their next gradient.  After p iterations each
-gradient has gone to everybody, a part at a time, in messages of a p-th of its size.  No peer waits.
+Its own gradients move a replica at once.  They are summed in partitions; iteration t sends partition t mod p
+to all other peers, which add it to their next gradient.
 
 Quick facts
 -----------

@@ -1,13 +1,11 @@
 """Decentralised parallel SGD (D-PSGD): no server and no all-reduce, each peer averages with its neighbours.
 
 The peers are the nodes of a graph with a mixing matrix W: symmetric, W_ij >= 0 and 0 where i and j are not
-neighbours, rows and columns sum to 1.  So averaging conserves the mean of all replicas, and per round their
-distance shrinks by the second largest absolute eigenvalue of W; one minus it, the *spectral gap*, measures
-how fast peers on this graph agree.
+neighbours, rows and columns sum to 1, so that averaging conserves the mean of all replicas.
 
 The paper's order (`order="cta"`, loosely combine then adapt) averages while it computes.  Adapt then combine
-(`order="atc"`) averages after the local steps, when it has to wait for messages.  In return its replicas are
-closer together: with W = 1/n everywhere it is BSP, while in `cta` they still differ by their last gradients.
+(`order="atc"`) averages after the local steps, when it has to wait for messages; with W = 1/n everywhere it
+is BSP, while in `cta` replicas still differ by their last gradients.
 
 Quick facts
 -----------

@@ -1,9 +1,7 @@
 """Pair averaging: pull the replica of a random peer and continue from the mean of both; one side only.
 
 It looks like AD-PSGD and is often published under that name, but the peer that is asked does not change its
-replica.  So nothing needs a lock, any graph will do, and no peer can block another.  The price: the mean of
-the replicas is not conserved.  Every pull replaces half of the puller's replica by half of a copy of the
-other.
+replica: nothing needs a lock, any graph will do, and the mean of the replicas is not conserved.
 
 Quick facts
 -----------

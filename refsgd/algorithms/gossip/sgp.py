@@ -1,12 +1,8 @@
 """Stochastic gradient push (SGP): push half to one peer per step, with a weight that corrects the mean.
 
-Averaging over directed links cannot make both sides equal, so a peer that receives much would count too much.
-Push-sum corrects this: x is only a numerator, a weight w travels with it, and the model is z = x / w.  All
-parts of a split are kept or sent, so the sums of all x and of all w are conserved, including messages in
-transit.
-
-On the one-peer exponential graph peer i sends to i + 2^k, k = 0, 1, ... in turn: one message per step, and
-with n = 2^k peers the exact average of all after log2 n steps.
+x is only a numerator, a weight w travels with it, and the model is z = x / w.  All parts of a split are kept
+or sent, so the sums of all x and of all w are conserved.  On the one-peer exponential graph peer i sends to i
++ 2^k, k = 0, 1, ... in turn, and with n = 2^k peers log2 n steps give the exact average of all.
 
 Quick facts
 -----------

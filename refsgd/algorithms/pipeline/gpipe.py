@@ -1,8 +1,7 @@
 """GPipe: a net divided into K stages, one per node, which work on different micro-batches of a batch at the
 same time, and update together.
 
-A stage owns its parameters; activations travel right, gradients of the same size travel left.  With one batch
-at a time only one stage works: that is plain model parallelism, ``micro=1``.  GPipe splits a batch into m
+With ``micro=1`` only one stage works at a time: plain model parallelism.  GPipe splits a batch into m
 micro-batches and waits for all of them before one synchronous update::
 
     each step, stage k:
@@ -12,11 +11,8 @@ micro-batches and waits for all of them before one synchronous update::
         x = update(x, g)
 
 With ``passes="1f1b"`` (PipeDream-flush) a stage starts each backward pass as soon as it can, the first
-micro-batch first, and keeps the activations of at most K - k of them; the bubble is the same.  With
-``chunks=v`` node k has v stages, k, K + k, ..., and 1/v of the bubble, for v times as many messages.
-
-With fewer stages than workers there are several replicas of the net, each with its own share of the data:
-data and model parallelism together.
+micro-batch first.  With ``chunks=v`` node k has v stages, k, K + k, ..., for v times as many messages.  With
+fewer stages than workers there are several replicas of the net: data and model parallelism together.
 
 Quick facts
 -----------

@@ -1,16 +1,14 @@
 """PipeDream: a pipeline of stages that never waits for a batch to finish; each alternates one forward and one
 backward pass, and updates after each backward pass.
 
-Stage k lets K - k batches in.  A batch's backward pass uses the parameters of its forward pass, which are
-stashed until then: with the newest ones the result would not be the gradient of any function::
+A batch's backward pass uses the parameters of its forward pass, which are stashed until then::
 
     stage k, batch b:
         until K - k batches are in flight:  forward the next one; remember its version of x
         d from the right; backward at the stashed version; x = update(x, g)
 
 so that w(t+1) = w(t) - lr grad f(w_0(t-K+1), w_1(t-K+2), ..., w_K-1(t)).  With fewer stages than workers
-there are several replicas of the net, each with its own share of the data, and g is the mean over those of
-stage k.
+there are several replicas of the net, and g is the mean over those of stage k.
 
 Quick facts
 -----------

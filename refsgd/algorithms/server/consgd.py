@@ -1,8 +1,7 @@
 """CONSGD: stale synchronous SGD whose server adds each update times 1/n, so that stragglers harm less.
 
-SSP adds the updates of all workers in full: n of them move the model n times as far as one, and a fast
-worker that runs ahead moves it alone.  With a constant global rate of 1/n the n updates of a clock move the
-model by their mean.
+With a constant global rate of 1/n the n updates of a clock move the model by their mean, where SSP adds each
+in full.
 
 Quick facts
 -----------

@@ -1,9 +1,7 @@
 """Dynamic SSP (DSSP): the slack of a worker is chosen at run time, anywhere from `lower` to `upper`.
 
-A worker that reaches SSP's bound waits for the slowest worker's next push.  If that push is far away, the
-worker should do a few more iterations and stop when the remaining wait is short.  The server predicts both
-workers' next pushes from their last intervals and grants the number of iterations that makes the wait
-shortest.
+A worker that reaches SSP's bound waits for the slowest worker's next push.  The server predicts both workers'
+next pushes from their last intervals and grants the number of iterations after which the wait is shortest.
 
 Quick facts
 -----------

@@ -1,9 +1,7 @@
 """DYNSGD: stale synchronous SGD in which the updates of one clock count as their mean so far.
 
-The gradients of clock c arrive one by one, the last ones long after the first.  For every clock the model
-contains the mean of the gradients that have arrived: the first counts in full, the d-th takes a share 1/d and
-reduces the others to the same share.  So a late update does not add to the step of its clock; it corrects the
-step.  Synchronisation is that of SSP.
+For every clock the model contains the mean of the gradients that have arrived: the first counts in full, the
+d-th takes a share 1/d and reduces the others to the same share.  Synchronisation is that of SSP.
 
 Quick facts
 -----------

@@ -1,14 +1,11 @@
 """K-async SGD: each update is the mean of the first K gradients, of K different workers, however old.
 
 It is the bridge between ASP, where each gradient is an update (K = 1), and BSP, where all are in one (K = n).
-A worker that has given its gradient waits for the update; the n - K others go on with the model they have.
-
 One server has the four methods of Dutta et al.  Does a gradient count only at the current model (`fresh`),
 and may a worker give several gradients of one update (`repeat`)?  K-sync is fresh; K-batch-sync, which is
 Rennala SGD, is both; K-async neither; K-batch-async, n-softsync with K = floor(n / splitting), repeats.
 
-AdaSync raises K as the loss F falls, every `interval` updates: K <- ceil(K_0 sqrt(F_0 / F)), and never lowers
-it.  Early updates come often, later ones have little noise.
+AdaSync raises K as the loss F falls, every `interval` updates: K <- ceil(K_0 sqrt(F_0 / F)).
 
 Quick facts
 -----------

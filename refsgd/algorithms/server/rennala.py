@@ -1,8 +1,7 @@
 """Rennala SGD: each update is the mean of the first B gradients at the current model, of whichever workers.
 
-A worker is answered at once, with the model on which it is already, so a fast one may give several
-gradients of an update and a slow one none: the batch takes the time of the fastest workers that are worth
-waiting for, which is optimal in seconds (Tyurin and Richtarik).  It is the K-batch-sync of Dutta et al.
+A worker is answered at once, with the model on which it is already, so a fast one may give several gradients
+of an update and a slow one none.  It is the K-batch-sync of Dutta et al.
 
 Quick facts
 -----------

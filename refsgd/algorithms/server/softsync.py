@@ -1,8 +1,7 @@
 """n-softsync: asynchronous SGD whose server averages c gradients before it steps.
 
-Softsync lies between ASP, where each gradient is a step, and BSP, where all workers wait for a step: no
-worker waits for another, but the server collects c = floor(workers / splitting) gradients, of any workers,
-and takes one step with their mean.  Updates are fewer, and gradients less stale.
+No worker waits for another, but the server collects c = floor(workers / splitting) gradients, of any workers,
+and takes one step with their mean: between ASP and BSP.
 
 Quick facts
 -----------

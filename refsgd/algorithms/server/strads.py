@@ -1,9 +1,8 @@
 """Scheduled block coordinate descent (STRADS): which parameters to update next, and which never together.
 
-Workers hold rows of the data, not parameters: any block of coordinates can be updated next, and several at
-once.  The choice determines how fast the algorithm converges, and whether it does: updates of strongly
-correlated coordinates overshoot together.  Where the problem knows the minimum along a coordinate, as the
-Lasso does, a step goes there.  Elsewhere it is a step of SGD on the scheduled blocks.
+Workers hold rows of the data, not parameters, so any blocks of coordinates can be updated next.  Where the
+problem knows the minimum along a coordinate, as the Lasso does, a step goes there.  Elsewhere it is a step of
+SGD on the scheduled blocks.
 
 Quick facts
 -----------
