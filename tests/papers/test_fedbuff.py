@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import refsgd
 from refsgd.algorithms.baselines import sequential
-from refsgd.algorithms.federated import clients, fedasync, fedbuff
+from refsgd.algorithms.federated import any_time, fedasync, fedbuff
 from refsgd.algorithms.federated.clients import Trained, Work
 from refsgd.algorithms.server import asp, softsync
 from refsgd.algorithms.sgd import SGD
@@ -206,9 +206,9 @@ def test_eight_clients_whose_moves_are_too_large_converge_once_four_are_averaged
 
 
 def test_weights_fall_with_staleness():
-    assert [clients.weighted(tau, "constant") for tau in (0, 9)] == [1, 1]
-    assert [clients.weighted(tau, "polynomial") for tau in (0, 3, 8)] == pytest.approx([1, 1 / 2, 1 / 3])
-    assert [clients.weighted(tau, "hinge") for tau in (0, 4, 5, 6)] == pytest.approx([1, 1, 1 / 11, 1 / 21])
+    assert [any_time.weighted(tau, "constant") for tau in (0, 9)] == [1, 1]
+    assert [any_time.weighted(tau, "polynomial") for tau in (0, 3, 8)] == pytest.approx([1, 1 / 2, 1 / 3])
+    assert [any_time.weighted(tau, "hinge") for tau in (0, 4, 5, 6)] == pytest.approx([1, 1, 1 / 11, 1 / 21])
 
 
 @pytest.mark.parametrize("deploy", BOTH)

@@ -40,7 +40,7 @@ import numpy as np
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_outer
 from refsgd.algorithms.facts import Facts, Options, declare, depends, each_step
-from refsgd.algorithms.federated import fedbuff
+from refsgd.algorithms.federated import any_time
 from refsgd.algorithms.federated.clients import Trained, client
 from refsgd.algorithms.parts import Objective, Shard, deploy
 from refsgd.algorithms.sgd import SGD
@@ -73,8 +73,8 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, buffer
     step = partial(nesterov, size=n if rule == "delayed" else 1, rate=lr / n, momentum=momentum,
                    spread=spread)
     shard.state = np.zeros_like(shard.x), np.zeros_like(shard.x), 0  # velocity; moves that it lacks
-    return (yield from fedbuff.server(shard, clients, steps, period, 1, len(clients), "constant", 1.0,
-                                      step, paced if dylu else fedbuff.alike))
+    return (yield from any_time.server(shard, clients, steps, period, 1, len(clients), "constant", 1.0,
+                                      step, paced if dylu else any_time.alike))
 
 
 def needs(options: Options, workers: int) -> dict[str, str]:
@@ -87,7 +87,7 @@ def needs(options: Options, workers: int) -> dict[str, str]:
 
 def facts(options: Options) -> Facts:
     """FedBuff's; with DyLU the number of jobs, which are updates, depends on the clients' speeds."""
-    return replace(fedbuff.ANY_TIME, mean_of="each client's move is applied alone", collects=False,
+    return replace(any_time.ANY_TIME, mean_of="each client's move is applied alone", collects=False,
                    needs=needs, lost="its job", formula="async_diloco",
                    updates=depends if options["dylu"] else each_step)
 

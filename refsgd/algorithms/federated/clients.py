@@ -7,13 +7,11 @@ papers' plain SGD has none.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.facts import Facts
 from refsgd.algorithms.parts import Objective, Shard
 from refsgd.algorithms.sgd import SGD, mean_gradient
@@ -43,7 +41,6 @@ class Stop(NamedTuple):
     """server -> client: there is no more work."""
 
 
-Weight = Literal["constant", "polynomial", "hinge"]
 Rule = Callable[..., tuple[Array, Any]]  #: of a server: x and its state after models have come
 Answers = Sequence[tuple[str, Trained]]  #: clients with what they have sent
 
@@ -74,22 +71,6 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
             yield Mark("clock", t=t)
         yield Send(server, Trained(x, examples, job.version))
     return x
-
-
-def weighted(staleness: int, weight: Weight) -> float:
-    """The weight of a model by its staleness, as Xie et al. recommend: 1/sqrt(1 + tau), or a hinge at 4."""
-    if weight == "hinge":
-        return 1 / (10 * max(staleness - 4, 0) + 1)
-    return 1.0 if weight == "constant" else 1 / math.sqrt(1 + staleness)
-
-
-def check(period: int, weight: Weight, rate: float) -> None:
-    """Raise ValueError if an option has no such value."""
-    check_period(period, 1)
-    if weight not in ("constant", "polynomial", "hinge"):
-        raise ValueError(f"weight {weight!r}; expected constant, polynomial or hinge")
-    if not 0 < rate < float("inf"):
-        raise ValueError(f"rate {rate} of the server; expected a finite number > 0")
 
 
 def some(workers: int, given: int | None, name: str) -> int:

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms.facts import declare
-from refsgd.algorithms.federated.clients import Trained, Weight, check, client, some
-from refsgd.algorithms.federated.fedbuff import ANY_TIME, server
+from refsgd.algorithms.federated.any_time import ANY_TIME, Weight, check, server
+from refsgd.algorithms.federated.clients import Trained, client, some
 from refsgd.algorithms.parts import Objective, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment

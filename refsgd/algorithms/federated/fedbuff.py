@@ -27,30 +27,17 @@ aggregation", AISTATS 2022, arXiv:2106.06639.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from refsgd.algorithms.facts import declare
-from refsgd.algorithms.federated.clients import (
-    CLIENTS,
-    Rule,
-    Trained,
-    Weight,
-    Work,
-    apply,
-    check,
-    client,
-    draw,
-    some,
-    stop,
-    weighted,
-)
-from refsgd.algorithms.parts import Objective, Shard, deploy
+from refsgd.algorithms.federated.any_time import ANY_TIME, Weight, check, server
+from refsgd.algorithms.federated.clients import Trained, client, some
+from refsgd.algorithms.parts import Objective, deploy
 from refsgd.algorithms.sgd import SGD, mean_gradient
-from refsgd.effects import Array, Deployment, Died, Program, Recv, Send
+from refsgd.effects import Array, Deployment
 
 
 def add_moves(x: Array, state: Any, models: Sequence[Trained], reads: Sequence[Array],
@@ -60,52 +47,9 @@ def add_moves(x: Array, state: Any, models: Sequence[Trained], reads: Sequence[A
     return x + mean_gradient(moves, [1] * len(moves)), state
 
 
-def alike(period: int, done: int, most: int) -> int:
-    """H for each client, however fast."""
-    return period
-
-
-def server(shard: Shard, clients: Sequence[str], steps: int, period: int, size: int, concurrency: int,
-           weight: Weight, rate: float, rule: Rule = add_moves,
-           length: Callable[[int, int, int], int] = alike) -> Program[Array]:
-    """Keep `concurrency` clients at work and step with `size` models at a time; returns x, (d,)."""
-    done = dict.fromkeys(clients, 0)  # steps of which the server has heard, of those that live
-    jobs: dict[str, Work] = {}  # of the clients at work
-    kept: list[tuple[str, Trained, Array, float]] = []
-    chosen = yield from draw(clients if steps else [], concurrency)
-    while True:
-        for w in chosen:
-            h = length(period, done[w], max(done.values()))
-            jobs[w] = Work(shard.x, shard.version, done[w], min(h, steps - done[w]))
-            yield Send(w, jobs[w])
-        if not jobs:
-            break
-        w, message = yield Recv(Trained, Died)
-        if isinstance(message, Died):
-            jobs.pop(message.node, None)
-            del done[message.node]
-        else:
-            job = jobs.pop(w)
-            done[w] += job.steps
-            kept.append((w, message, job.x, rate * weighted(shard.version - message.version, weight)))
-        ready = [v for v in done if v not in jobs and done[v] < steps]
-        if len(kept) == size or (kept and not jobs and not ready):
-            kept.sort(key=lambda each: clients.index(each[0]))  # not by arrival: sums are the same bits
-            names, models, reads, rates = zip(*kept, strict=True)
-            yield from apply(shard, list(zip(names, models, strict=True)), rule, reads, rates)
-            kept = []
-        chosen = yield from draw(ready, concurrency - len(jobs))
-    yield from stop([*done] if steps else [])
-    return shard.x
-
-
 def buffered(workers: int, buffer: int | None) -> int:
     """K, by default half of the clients."""
     return (workers + 1) // 2 if buffer is None else buffer
-
-
-ANY_TIME = replace(CLIENTS, lost="its job; the server asks another client",
-                   recursion="moves of several steps that are stale: no recursion here follows both")
 
 
 @declare(ANY_TIME, mean_of=lambda workers, options: buffered(workers, options["buffer"]), formula="fedbuff")
@@ -135,5 +79,5 @@ def fedbuff(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: i
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, clients: server(
                       shard, clients, steps, period, buffered(len(clients), buffer),
-                      some(len(clients), concurrency, "concurrency"), weight, outer_lr),
+                      some(len(clients), concurrency, "concurrency"), weight, outer_lr, add_moves),
                   lambda rank, servers: client(rank, servers[0], problem, sgd, steps))
