@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import refsgd
 from refsgd.algorithms.averaging import local_sgd
 from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.federated import fedavg
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
+from refsgd.experiment.arguments import Usage
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
 from refsgd.runtimes.explorer import explore
@@ -295,3 +297,9 @@ def test_a_draw_that_leaves_clients_out_is_caught():
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected"):
         fedavg.fedavg(curved(), 4, 1, SGD(0.1), **options)
+
+
+@pytest.mark.parametrize(("name", "options"), [("fedavg", {"mu": 1.0}), ("fedavg", {"partial": True}), ("fedasync", {"mu": 1.0})])
+def test_what_only_later_steps_of_a_job_feel_is_refused_where_there_are_none(name, options):
+    with pytest.raises(Usage, match=f"changes nothing of {name} here; expected period > 1$"):
+        refsgd.run(name, data="quadratic", workers=2, steps=2, period=1, **options)

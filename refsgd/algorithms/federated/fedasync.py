@@ -43,7 +43,8 @@ def mix(x: Array, state: Any, models: Sequence[Trained], reads: Sequence[Array],
     return y if rate == 1 else x + np.float32(rate) * (y - x), state
 
 
-@declare(ANY_TIME, mean_of="each client's model is mixed in alone", collects=False, formula="fedasync")
+@declare(ANY_TIME, mean_of="each client's model is mixed in alone", collects=False, formula="fedasync",
+         needs=lambda options, workers: {"mu": "period > 1"} if options["period"] == 1 else {})
 def fedasync(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
              concurrency: int | None = None, weight: Weight = "polynomial", mixing: float = 0.6,
              mu: float = 0.0) -> Deployment:

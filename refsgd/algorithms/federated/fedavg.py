@@ -63,11 +63,15 @@ ROUNDS = replace(CLIENTS, timeless=True, lost="its part in the round",
                  mean_of=lambda workers, options: some(workers, options["sampled"], "sampled"))
 
 
+#: the rules that use an option of the server's
+USED_BY = {"outer_lr": "momentum, adagrad, adam or yogi", "outer_momentum": "momentum, adagrad, adam or yogi",
+           "beta2": "adam or yogi", "tau": "adagrad, adam or yogi"}
+
+
 def needs(options: Options, workers: int) -> dict[str, str]:
-    """What the server's rule does not use."""
-    unused = {"sgd": ("outer_lr", "outer_momentum", "beta2", "tau"), "momentum": ("beta2", "tau"),
-              "adagrad": ("beta2",)}
-    return dict.fromkeys(unused.get(options["rule"], ()), "rule adam")
+    """What the server's rule does not use; and a client's first step is at the model of the round."""
+    found = {option: f"rule {rules}" for option, rules in USED_BY.items() if options["rule"] not in rules}
+    return found | ({"mu": "period > 1", "partial": "period > 1"} if options["period"] == 1 else {})
 
 
 def facts(options: Options) -> Facts:
