@@ -16,7 +16,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 Options = Mapping[str, Any]  #: the algorithm's own options; those that were not given have their defaults
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -203,6 +203,13 @@ def facts_of(function: Callable[..., Any], options: Options | None = None) -> Fa
         return Facts(tuple(name for name in GIVEN if name in taken), "replica" if stages else "worker",
                      unshared=PART * stages, holds="stages" if stages else "replica")
     return facts if isinstance(facts, Facts) else facts(options)
+
+
+def one_of(name: str, value: str, known: Any) -> None:
+    """Raise ValueError if an option is none of the texts of a `Literal`."""
+    *first, last = get_args(known)
+    if value not in (*first, last):
+        raise ValueError(f"{name} {value!r}; expected {', '.join(first)} or {last}")
 
 
 # -- families ----------------------------------------------------------------------------------------------

@@ -59,13 +59,19 @@ class Replica:
 
 
 def deploy(problem: Objective, workers: int, sgd: SGD,
-           program: Callable[[Replica, Sequence[str]], Program[Any]],
-           handler: Callable[[Replica], Program[None]] | None = None, survives: bool = False) -> Deployment:
-    """Peers with a replica each: the main `program` gets it and the names of all peers, a `handler` of the
-    same replica serves other peers, and peers may survive the death of another."""
+           program: Callable[[Any, Sequence[str]], Program[Any]],
+           handler: Callable[[Any], Program[None]] | None = None, survives: bool = False,
+           kind: Callable[[int, Array, SGD], Replica] = Replica) -> Deployment:
+    """Peers with a replica each, of a `kind`: the main `program` gets it and the names of all peers, a
+    `handler` of the same replica serves other peers, and peers may survive the death of another."""
     names, nodes = peers(workers), {}
     for rank, name in enumerate(names):
-        replica = Replica(rank, problem.x0, sgd)
+        replica = kind(rank, problem.x0, sgd)
         handlers = [handler(replica)] if handler else []
         nodes[name] = Node(program(replica, names), handlers, rank=rank, survives=survives)
     return nodes
+
+
+def others_of(replica: Replica, names: Sequence[str]) -> list[str]:
+    """The names of the other peers."""
+    return [name for rank, name in enumerate(names) if rank != replica.rank]

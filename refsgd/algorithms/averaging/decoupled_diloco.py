@@ -33,7 +33,7 @@ from __future__ import annotations
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_fragments, check_outer, mixed
 from refsgd.algorithms.averaging.syncer import Done, Global, Pull, Push, Rule, syncer
-from refsgd.algorithms.facts import REPLICAS, declare, depends
+from refsgd.algorithms.facts import REPLICAS, declare, depends, one_of
 from refsgd.algorithms.federated.clients import some
 from refsgd.algorithms.parts import Objective, deploy
 from refsgd.algorithms.sgd import SGD
@@ -102,8 +102,7 @@ def decoupled_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, 
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)
     check_fragments(fragments, mix)
-    if merge not in ("average", "rda"):
-        raise ValueError(f"merge {merge!r}; expected average or rda")
+    one_of("merge", merge, Rule)
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, learners: syncer(shard.x, learners, fragments,
                                                  some(len(learners), quorum, "quorum"), merge, outer_lr,

@@ -35,7 +35,7 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period, images_of, mean_move
 from refsgd.algorithms.averaging.outer import Form, check_outer, outer_step
-from refsgd.algorithms.facts import REPLICAS, declare
+from refsgd.algorithms.facts import REPLICAS, declare, one_of
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD
@@ -82,7 +82,6 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
     """
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)
-    if form not in ("nesterov", "heavy-ball"):
-        raise ValueError(f"form {form!r}; expected nesterov or heavy-ball")
+    one_of("form", form, Form)
     return deploy(problem, workers, sgd, lambda replica, names: peer(
         replica, names, problem, steps, period, outer_lr, outer_momentum, form))

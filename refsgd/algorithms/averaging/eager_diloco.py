@@ -38,7 +38,7 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period, images_of
 from refsgd.algorithms.averaging.outer import Fragment, Merged, check_outer, communicate, outer_step
-from refsgd.algorithms.facts import REPLICAS, declare
+from refsgd.algorithms.facts import REPLICAS, declare, one_of
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy, peers
 from refsgd.algorithms.sgd import SGD, weights
@@ -95,8 +95,7 @@ def eager_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, peri
     """
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)
-    if mode not in ("eager", "delayed"):
-        raise ValueError(f"mode {mode!r}; expected eager or delayed")
+    one_of("mode", mode, Mode)
     return deploy(problem, workers, sgd, lambda replica, names: peer(
         replica, names, problem, steps, period, outer_lr, outer_momentum, mode),
                   lambda replica: communicate(replica.rank, peers(workers)))

@@ -36,7 +36,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.facts import Facts, declare
+from refsgd.algorithms.facts import Facts, declare, one_of
 from refsgd.algorithms.parts import Fetch, Model, Objective, Servers, Shard, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import add
@@ -127,8 +127,7 @@ def easgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int =
         raise ValueError(f"period {period}; expected at least 1 iteration")
     if alpha is not None and not 0 <= alpha < float("inf"):
         raise ValueError(f"alpha {alpha}; expected a finite number >= 0")
-    if mode not in ("async", "sync"):
-        raise ValueError(f"mode {mode!r}; expected async or sync")
+    one_of("mode", mode, Mode)
     together = workers if mode == "sync" else 1
     updates = -(-steps // period) * (1 if mode == "sync" else workers)
     return deploy(problem, workers, steps, sgd, servers, rotated,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from refsgd.algorithms.averaging.local_sgd import check_period
+from refsgd.algorithms.facts import one_of
 from refsgd.algorithms.federated.clients import CLIENTS, Rule, Trained, Work, apply, draw, stop
 from refsgd.algorithms.parts import Shard
 from refsgd.effects import Array, Died, Program, Recv, Send
@@ -29,8 +30,7 @@ def weighted(staleness: int, weight: Weight) -> float:
 def check(period: int, weight: Weight, rate: float) -> None:
     """Raise ValueError if an option has no such value."""
     check_period(period, 1)
-    if weight not in ("constant", "polynomial", "hinge"):
-        raise ValueError(f"weight {weight!r}; expected constant, polynomial or hinge")
+    one_of("weight", weight, Weight)
     if not 0 < rate < float("inf"):
         raise ValueError(f"rate {rate} of the server; expected a finite number > 0")
 

@@ -39,7 +39,7 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_outer
-from refsgd.algorithms.facts import Facts, Options, declare, depends, each_step
+from refsgd.algorithms.facts import Facts, Options, declare, depends, each_step, one_of
 from refsgd.algorithms.federated import any_time
 from refsgd.algorithms.federated.clients import Trained, client
 from refsgd.algorithms.parts import Objective, Shard, deploy
@@ -123,8 +123,7 @@ def async_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, peri
         raise ValueError(f"buffer {buffer}; expected at least 1")
     if not 0 <= spread <= 1:
         raise ValueError(f"spread {spread}; expected a number in [0, 1]")
-    if rule not in ("delayed", "vanilla"):
-        raise ValueError(f"rule {rule!r}; expected delayed or vanilla")
+    one_of("rule", rule, Rule)
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, clients: server(shard, clients, steps, period, buffer, outer_lr,
                                                 outer_momentum, spread, rule, dylu),

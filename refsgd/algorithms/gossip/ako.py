@@ -30,16 +30,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from refsgd.algorithms.facts import ONE_WORKER, REPLICAS, declare
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy, others_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import chunks
-from refsgd.effects import Array, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
+from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
 
 
 class Partition(NamedTuple):
@@ -110,10 +111,7 @@ def ako(problem: Objective, workers: int, steps: int, sgd: SGD, *, partitions: i
     """
     if partitions < 1:
         raise ValueError(f"partitions {partitions}; expected at least 1")
-    names, deployment = peers(workers), {}
-    for rank, me in enumerate(names):
-        replica = Accumulating(rank, problem.x0, sgd, chunks(problem.x0.size, partitions))
-        others = [name for name in names if name != me]
-        deployment[me] = Node(train(replica, others, problem, steps), [listen(replica, steps)],
-                              rank=rank, survives=True)
-    return deployment
+    return deploy(problem, workers, sgd,
+                  lambda replica, names: train(replica, others_of(replica, names), problem, steps),
+                  lambda replica: listen(replica, steps), survives=True,
+                  kind=partial(Accumulating, parts=chunks(problem.x0.size, partitions)))

@@ -41,7 +41,7 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.facts import REPLICAS, Options, declare
+from refsgd.algorithms.facts import REPLICAS, Options, declare, one_of
 from refsgd.algorithms.gossip.graphs import graph_of, metropolis
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Model, Replica, deploy
@@ -112,8 +112,7 @@ def dpsgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, graph: str 
     order : {"cta", "atc"}
         When replicas are averaged: before the gradient is applied, or after.
     """
-    if order not in ("cta", "atc"):
-        raise ValueError(f"order {order!r}; expected cta or atc")
+    one_of("order", order, Order)
     near = graph_of(graph, workers)
     W, program = metropolis(near), combine_then_adapt if order == "cta" else adapt_then_combine
 

@@ -31,15 +31,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from refsgd.algorithms.facts import IN_PAIRS, REPLICAS, declare
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Replica, peers
+from refsgd.algorithms.replica import Replica, deploy, others_of
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Node, Program, Recv, RunEnded, Send
+from refsgd.effects import Array, Choose, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
 
 SMALLEST = 2.0**-500  #: a smaller weight is not halved: it would underflow to 0, and 0/0 is not an average
 
@@ -109,10 +110,6 @@ def gosgd(problem: Objective, workers: int, steps: int, sgd: SGD, *, p: float = 
     """
     if not 0 <= p <= 1:
         raise ValueError(f"p {p}; expected a probability in [0, 1]")
-    names, deployment = peers(workers), {}
-    for rank, me in enumerate(names):
-        replica = Weighted(rank, problem.x0, sgd, weight=1 / workers)
-        others = [name for name in names if name != me]
-        deployment[me] = Node(train(replica, others, problem, steps, p), [listen(replica)], rank=rank,
-                              survives=True)
-    return deployment
+    return deploy(problem, workers, sgd,
+                  lambda replica, names: train(replica, others_of(replica, names), problem, steps, p), listen,
+                  survives=True, kind=partial(Weighted, weight=1 / max(1, workers)))

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from refsgd.algorithms.facts import IN_PAIRS, REPLICAS, declare
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.replica import Model, Replica, deploy
+from refsgd.algorithms.replica import Model, Replica, deploy, others_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Choose, Compute, Deployment, Died, Mark, Program, Recv, Send
 
@@ -73,7 +73,6 @@ def respond(replica: Replica) -> Program[None]:
          recursion=IN_PAIRS, compared=False)
 def pair_averaging(problem: Objective, workers: int, steps: int, sgd: SGD) -> Deployment:
     """Deploy pair averaging."""
-    def main(replica: Replica, names: Sequence[str]) -> Program[Array]:
-        return train(replica, [name for j, name in enumerate(names) if j != replica.rank], problem, steps)
-
-    return deploy(problem, workers, sgd, main, respond, survives=True)
+    return deploy(problem, workers, sgd,
+                  lambda replica, names: train(replica, others_of(replica, names), problem, steps), respond,
+                  survives=True)

@@ -47,7 +47,7 @@ from typing import Any, Literal
 import numpy as np
 
 from refsgd.algorithms.allreduce.mean import Collective
-from refsgd.algorithms.facts import STAGES, declare
+from refsgd.algorithms.facts import STAGES, declare, one_of
 from refsgd.algorithms.pipeline.stages import Divisible, Held, Worker, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program
@@ -116,8 +116,7 @@ def gpipe(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int
     """
     if micro < 1:
         raise ValueError(f"micro {micro}; expected at least 1 micro-batch")
-    if passes not in ("fill-drain", "1f1b"):
-        raise ValueError(f"passes {passes!r}; expected fill-drain or 1f1b")
+    one_of("passes", passes, Passes)
     if chunks < 1 or (chunks > 1 and 1 in (workers, stages)):
         raise ValueError(f"chunks {chunks} with {workers if stages is None else stages} stages; expected at "
                          "least 1, and no more than 1 unless several nodes take turns")

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from refsgd.algorithms.facts import one_of
 from refsgd.effects import Array, Choose, Program
 
 Policy = Literal["fixed", "dependency-aware", "prioritised"]
@@ -74,8 +75,7 @@ def put(x: Array, parts: Sequence[slice], values: Array) -> Array:
 
 def check(policy: Policy, count: int, width: int, rho: float, eps: float, d: int) -> None:
     """Raise ValueError if an option is invalid for d coordinates."""
-    if policy not in ("fixed", "dependency-aware", "prioritised"):
-        raise ValueError(f"policy {policy!r}; expected fixed, dependency-aware or prioritised")
+    one_of("policy", policy, Policy)
     if not 1 <= count <= d:
         raise ValueError(f"blocks {count}; expected 1 to {d}, the number of parameters")
     if not (1 <= width <= count and rho >= 0 and eps > 0):

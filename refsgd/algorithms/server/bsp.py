@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-from refsgd.algorithms.facts import SERVED, Facts, Options, declare
+from refsgd.algorithms.facts import SERVED, Facts, Options, declare, one_of
 from refsgd.algorithms.parts import Message, Model, Objective, Push, Servers, Shard, deploy, rotate, worker
 from refsgd.algorithms.sgd import SGD, mean_gradient
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
@@ -146,8 +146,7 @@ def bsp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
         Consecutive workers, such as those of a host, whose gradients the first of them sums and pushes as
         one; the last group may be smaller.  1: each worker pushes its own.
     """
-    if aggregation not in ("mean", "sum"):
-        raise ValueError(f"aggregation {aggregation!r}; expected mean or sum")
+    one_of("aggregation", aggregation, Aggregation)
     if group < 1:
         raise ValueError(f"group {group}; expected at least 1 worker")
 

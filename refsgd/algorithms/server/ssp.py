@@ -42,7 +42,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from refsgd.algorithms.facts import ONE_WORKER, SERVED, Facts, Options, declare, each_push
+from refsgd.algorithms.facts import ONE_WORKER, SERVED, Facts, Options, declare, each_push, one_of
 from refsgd.algorithms.parts import Objective, Push, Servers, Shard, deploy
 from refsgd.algorithms.server import ssp_gate
 from refsgd.algorithms.sgd import SGD
@@ -148,8 +148,7 @@ def ssp(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1
         When a worker gets a new model.
     """
     ssp_gate.check(staleness)
-    if refresh not in ("fresh", "lazy", "eager"):
-        raise ValueError(f"refresh {refresh!r}; expected fresh, lazy or eager")
+    one_of("refresh", refresh, Refresh)
     if refresh == "fresh":
         return deploy(problem, workers, steps, sgd, servers, rotated,
                       lambda shard, workers: ssp_gate.server(shard, workers, steps, staleness))

@@ -36,7 +36,7 @@ from typing import Literal
 
 import numpy as np
 
-from refsgd.algorithms.facts import SERVED, declare
+from refsgd.algorithms.facts import SERVED, declare, one_of
 from refsgd.algorithms.parts import Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp, softsync
 from refsgd.algorithms.sgd import SGD
@@ -89,8 +89,7 @@ def staleness_aware(problem: Objective, workers: int, steps: int, sgd: SGD, serv
         As for `softsync`, from 1 to n; by default n: every gradient is one step.
     rule : {"zhang", "odena", "mishchenko"}
     """
-    if rule not in ("zhang", "odena", "mishchenko"):
-        raise ValueError(f"rule {rule!r}; expected zhang, odena or mishchenko")
+    one_of("rule", rule, Rule)
     return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, workers, steps * len(workers),
                                                 softsync.gradients_per_update(len(workers), splitting), rule))
