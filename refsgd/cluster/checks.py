@@ -1,10 +1,36 @@
-"""Errors about the description of a machine: keys that it does not have, values of another type."""
+"""Values of a machine as JSON has them, and errors about them: unknown keys, another type, their place."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """A field as JSON values, where infinity is None."""
+    if isinstance(value, tuple):
+        return [plain(each) for each in value]
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    return plain_fields(value) if is_dataclass(value) else None if value == math.inf else value
+
+
+def plain_fields(value: Any) -> dict[str, Any]:
+    """The fields of an object as JSON values, by name."""
+    return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+
+
+@contextmanager
+def prefixed(where: str) -> Iterator[None]:
+    """Puts the place of a wrong value before the message of its error."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
 
 
 def check_keys(given: Iterable[Any], known: list[str], what: str) -> None:

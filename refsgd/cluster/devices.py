@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from refsgd.cluster import units
+from refsgd.cluster.checks import plain_fields, prefixed
 from refsgd.cluster.distributions import Distribution, as_distribution, is_number
 
 ALWAYS = Distribution("fixed", (1.0,))
@@ -86,11 +87,8 @@ class Device:
                        memory=self.memory / factor) if factor != 1 else self
 
     def to_json(self) -> dict[str, Any]:
-        """The constructor's arguments as JSON values."""
-        out: dict[str, Any] = {"rate": self.rate, "overhead": self.overhead}
-        if self.memory < math.inf:
-            out["memory"] = self.memory
-        return out | {"noise": time_json(self.noise)}
+        """The constructor's arguments as JSON values, without an unlimited memory."""
+        return {name: value for name, value in plain_fields(self).items() if value is not None}
 
 
 Time = Distribution | Device  #: how long a gradient takes
@@ -134,8 +132,8 @@ def _column(name: str, path: str) -> list[str]:
 
 
 def as_time(name: str, value: Any) -> Time:
-    """A distribution or a device from text, a number of seconds, or the JSON values of `time_json`."""
-    try:
+    """A distribution or a device from text, a number of seconds, or the JSON values of `plain`."""
+    with prefixed(f"{name}: "):
         if isinstance(value, Mapping) and "rate" in value:
             known = [field.name for field in fields(Device)]
             if unknown := sorted(set(value) - set(known)):
@@ -143,27 +141,16 @@ def as_time(name: str, value: Any) -> Time:
             return Device(**value)
         if isinstance(value, str) and value.strip().lower().startswith("device"):
             return Device.parse(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     if isinstance(value, Mapping):
         if set(value) != {"family", "parameters"} or not isinstance(value["parameters"], (list, tuple)):
             raise ValueError(f"{name} {dict(value)}; expected a family and a list of its parameters, "
                              "such as {'family': 'fixed', 'parameters': [0.02]}")
-        try:
+        with prefixed(f"{name}: "):
             return Distribution(value["family"], tuple(value["parameters"]))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
     found = value if isinstance(value, Device) else as_distribution(name, value)
     if found is None:
         raise ValueError(f"{name} is not stated; expected a distribution, such as 20ms")
     return found
-
-
-def time_json(time: Time) -> dict[str, Any]:
-    """A distribution or a device as JSON values."""
-    if isinstance(time, Device):
-        return time.to_json()
-    return {"family": time.family, "parameters": list(time.parameters)}
 
 
 def written(times: Times) -> str:
@@ -266,13 +253,6 @@ UNLOADED = Load("worker", 0, ())
 
 def as_loads(value: Any) -> tuple[Load, ...]:
     """Loads from text (``"worker2: 3@30; server0: 2@5"``), a mapping of nodes to factors, or a list."""
-    try:
-        return _loads(value)
-    except ValueError as error:
-        raise ValueError(f"loads: {error}") from None
-
-
-def _loads(value: Any) -> tuple[Load, ...]:
     if isinstance(value, str):
         value = [value]
     if isinstance(value, Mapping):

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.cluster import units
+from refsgd.cluster.checks import prefixed
 
 Samples = npt.NDArray[np.float64]
 
@@ -288,12 +289,10 @@ def as_distribution(name: str, value: Any) -> Distribution | None:
     """A distribution from the value of an argument: a distribution, its text, or a number of seconds."""
     if value is None or isinstance(value, Distribution):
         return value
-    try:
+    with prefixed(f"{name}: "):
         if is_number(value):
             return Distribution("fixed", (float(value),))
         if isinstance(value, str):
             return Distribution.parse(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
     raise ValueError(f"{name} {value!r} of type {type(value).__name__}; expected a distribution such as "
                      "'exponential(0.02)', a number of seconds, or None")

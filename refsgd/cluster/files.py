@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from refsgd.cluster.checks import check_keys
+from refsgd.cluster.checks import check_keys, prefixed
 from refsgd.cluster.machine import Machine
 
 Timed = tuple[str, int] | None  #: the net and batch for which compute times were measured
@@ -40,10 +40,8 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
         raise ValueError(f"machine file {path}: machine {values!r} of type {type(values).__name__}; "
                          f"expected an object with some of {Machine.keys()}")
     values = {"include": data["include"], **values} if "include" in data else dict(values)
-    try:
+    with prefixed(f"machine file {path}: "):
         check_keys(values, [*Machine.keys(), "include"], "a machine")
-    except ValueError as error:
-        raise ValueError(f"machine file {path}: {error}") from None
     net = data.get("net")
     timed = (net["net"], net["batch"]) if isinstance(net, Mapping) and {"net", "batch"} <= set(net) else None
     if "include" not in values:

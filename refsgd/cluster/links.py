@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from refsgd.cluster import placement, units
-from refsgd.cluster.checks import check_keys, wrong_type
+from refsgd.cluster.checks import check_keys, plain_fields, prefixed, wrong_type
 from refsgd.cluster.distributions import is_number
 from refsgd.effects import Deployment, Node, Program, Role
 
@@ -62,10 +62,8 @@ class Link:
                  "a number of bytes/s > 0 (inf: unlimited)")):
             value = getattr(self, name)
             if isinstance(value, str):
-                try:
+                with prefixed(f"{name} "):
                     value = read(value)
-                except ValueError as error:
-                    raise ValueError(f"{name} {error}") from None
                 object.__setattr__(self, name, value)
             if not is_number(value):
                 raise wrong_type(name, value, expected)
@@ -105,8 +103,7 @@ class Link:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values, which `of` reads back; an unlimited bandwidth is None."""
-        return {"latency": self.latency, "bandwidth": None if math.isinf(self.bandwidth) else self.bandwidth,
-                "duplex": self.duplex}
+        return plain_fields(self)
 
     def __str__(self) -> str:
         return (f"{units.as_time(self.latency)}, {units.as_rate(self.bandwidth)}"
@@ -165,7 +162,7 @@ class Overhead:
 
     def to_json(self) -> dict[str, float]:
         """A dictionary of JSON values, which `of` reads back."""
-        return {"fixed": self.fixed, "per_byte": self.per_byte}
+        return plain_fields(self)
 
     def __str__(self) -> str:
         per_byte = f"{self.per_byte * 1e9:g} ns/B" if self.per_byte else ""
@@ -196,13 +193,11 @@ class Network:
 
     def __init__(self, machine: Machine, deployment: Deployment) -> None:
         self._machine = machine
-        try:
+        with prefixed(machine.source):
             self.host = machine.place(deployment)  #: of each node
             #: all hosts by number, including those without a node
             self.hosts = placement.numbered(machine.hosts, self.host)
             self._group = placement.grouped(machine.groups, self.hosts, self.host)
-        except ValueError as error:
-            raise ValueError(f"{machine.source}{error}") from None
         self.links: list[str] = []  #: names by index; a half-duplex link is listed once
         between, inside, uplink = machine.between, machine.inside, machine.uplink
         self._of_host = {host: self._pair(host, "out", "in", between.duplex) for host in self.hosts}

@@ -16,8 +16,8 @@ from numbers import Integral
 from typing import Any
 
 from refsgd.cluster import devices, nccl, placement, units
-from refsgd.cluster.checks import check_keys, wrong_type
-from refsgd.cluster.devices import Device, Load, Times
+from refsgd.cluster.checks import check_keys, plain_fields, prefixed, wrong_type
+from refsgd.cluster.devices import Load, Times
 from refsgd.cluster.distributions import Distribution, as_distribution, is_number
 from refsgd.cluster.links import Link, Overhead
 from refsgd.cluster.placement import Groups, Hosts
@@ -126,25 +126,23 @@ class Machine:
         update: Any = self.update
         object.__setattr__(self, "update", None if is_number(update) and update == 0
                            else as_distribution("update", update))
-        object.__setattr__(self, "loads", devices.as_loads(self.loads))
+        with prefixed("loads: "):
+            object.__setattr__(self, "loads", devices.as_loads(self.loads))
         bandwidth: Any = self.bandwidth
         if isinstance(bandwidth, str) and bandwidth.strip().startswith("@"):
-            try:
+            with prefixed("bandwidth @"):
                 latency, bandwidth = nccl.link_of(bandwidth.strip()[1:])
-            except ValueError as error:
-                raise ValueError(f"bandwidth @{error}") from None
             object.__setattr__(self, "bandwidth", bandwidth)
             object.__setattr__(self, "latency", self.latency or latency)
         link = self.between
         object.__setattr__(self, "latency", link.latency)
         object.__setattr__(self, "bandwidth", link.bandwidth)
         self._check_levels()
-        try:
+        with prefixed("overhead "):
             object.__setattr__(self, "overhead", Overhead.of(self.overhead))
-        except ValueError as error:
-            raise ValueError(f"overhead {error}") from None
         for name in ("speeds", "server_speeds", "crowding"):
-            object.__setattr__(self, name, _speeds(name, getattr(self, name)))
+            with prefixed(f"{name} "):
+                object.__setattr__(self, name, _speeds(getattr(self, name)))
         for name in ("reduction", "codec", "updating"):
             price = getattr(self, name)
             if not is_number(price):
@@ -164,10 +162,8 @@ class Machine:
         object.__setattr__(self, "groups", placement.read_groups(self.groups))
         for name in ("inside", "uplink"):
             if getattr(self, name) is not None:
-                try:
+                with prefixed(f"{name}: "):
                     object.__setattr__(self, name, Link.of(getattr(self, name)))
-                except ValueError as error:
-                    raise ValueError(f"{name}: {error}") from None
         if self.groups and self.uplink is None:
             raise ValueError(f"groups {placement.written_groups(self.groups)} without an uplink; expected "
                              "latency and bandwidth of each group's link, such as uplink 1ms,1Gbps")
@@ -305,8 +301,8 @@ class Machine:
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of JSON values; `from_json` reads it back."""
-        out = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "source"}
-        out["loads"] = {load.node: load.steps for load in self.loads}
+        out = plain_fields(self) | {"loads": {load.node: load.steps for load in self.loads}}
+        del out["source"]
         return {name: value for name, value in out.items() if value or name not in LEVELS}
 
     @classmethod
@@ -354,27 +350,15 @@ class Machine:
         return ", ".join([*parts, *(text for given, text in said if given)])
 
 
-def _plain(value: Any) -> Any:
-    """A field as JSON values."""
-    if isinstance(value, tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, Distribution | Device):
-        return devices.time_json(value)
-    return value.to_json() if isinstance(value, Link | Overhead) else None if value == math.inf else value
-
-
 def _slower(link: Link | None, factor: float) -> Link | None:
     """The link, slower by a factor."""
     return link and Link(link.latency * factor, link.bandwidth / factor, link.duplex)
 
 
-def _speeds(name: str, given: Any) -> tuple[float, ...]:
+def _speeds(given: Any) -> tuple[float, ...]:
     """Speeds of nodes from a sequence or text."""
-    try:
-        speeds = units.speeds(given) if isinstance(given, str) else given
-    except ValueError as error:
-        raise ValueError(f"{name} {error}") from None
+    speeds = units.speeds(given) if isinstance(given, str) else given
     speeds = tuple(speeds) if isinstance(speeds, Iterable) else (None,)
     if not all(is_number(s) and 0 < s < math.inf for s in speeds):
-        raise ValueError(f"{name} {given!r}; expected finite numbers > 0, such as (1, 1, 4)")
+        raise ValueError(f"{given!r}; expected finite numbers > 0, such as (1, 1, 4)")
     return tuple(map(float, speeds))

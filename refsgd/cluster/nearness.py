@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refsgd.cluster import units
+from refsgd.cluster.checks import prefixed
 from refsgd.cluster.links import Link
 from refsgd.cluster.machine import Machine
 
@@ -19,10 +20,8 @@ def read_latencies(path: str) -> NDArray[np.float64]:
     """A table of latencies [s], shape (hosts, hosts), from a CSV file: a line for each host, times with or
     without units; the diagonal does not count.  Raises ValueError."""
     lines = [line for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()]
-    try:
+    with prefixed(f"{path}: "):
         rows = [[units.seconds(cell) for cell in line.split(",")] for line in lines]
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     if len(rows) < 2 or any(len(row) != len(rows) for row in rows):
         lengths = ", ".join(str(len(row)) for row in rows[:8])
         raise ValueError(f"{path}: lines of {lengths} times; expected as "
