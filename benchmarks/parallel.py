@@ -35,7 +35,7 @@ class Parallel:
     def __init__(self, replicas: Sequence[Net], least: float = 5e7) -> None:
         self.replicas = list(replicas)
         # A backward pass takes twice as many as the forward pass.
-        self._least, self._flops = least, 3 * sum(row.flops for row in self.replicas[0].describe())
+        self._least, self._flops = least, 3 * sum(row.flops for row in self.replicas[0].leaves)
         self._jobs: list[SimpleQueue[Any]] = [SimpleQueue() for _ in self.replicas[1:]]
         self._done: SimpleQueue[Any] = SimpleQueue()
         for k, jobs in enumerate(self._jobs, 1):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.problems.nn.branches import Concat, Residual
-from refsgd.problems.nn.layer import Array, Layer
+from refsgd.problems.nn.layer import Array, Concat, Layer, Residual
 from refsgd.problems.nn.layers import (
     BatchNorm,
     Conv,

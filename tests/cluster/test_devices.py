@@ -37,7 +37,7 @@ class Note(NamedTuple):
 
 
 FIXED = "device(40GFLOPS,0.1ms)"
-TINY = 3 * sum(row.flops for row in nets.build("tiny").describe())  #: operations of a gradient of one image
+TINY = 3 * sum(row.flops for row in nets.build("tiny").leaves)  #: operations of a gradient of one image
 
 
 # -- what a device says ------------------------------------------------------------------------------------

@@ -323,7 +323,7 @@ def test_compression_is_a_kind_of_its_own():
 
 def test_resnet_on_ten_gigabit_with_overlap():
     """16 workers: at least a fifth of a ring's exchange stays exposed, and a quarter of the time is saved."""
-    mean = 3 * 32 * sum(r.flops for r in nets.build("resnet50", (224, 224, 3), 1000).describe()) / 5e12
+    mean = 3 * 32 * sum(r.flops for r in nets.build("resnet50", (224, 224, 3), 1000).leaves) / 5e12
     found = advise(Machine(compute=f"fixed({mean})", latency=5e-5, bandwidth=1.25e9), parameters=25_557_032,
                    workers=16, images=512, candidates=[FAST[3], FAST[3]._replace(options=DDP, label="ring overlap")], net="shapes:resnet50@224x224x3")
     (s,) = [s for s in found.strategies if s.name == "allreduce ring overlap"]
@@ -383,7 +383,7 @@ def test_limits_reject_and_say_why():
 def test_a_model_that_fits_no_node_is_divided_and_trains_on_two(capsys):
     net = nets.build("tiny", (8, 8, 1))
     asked = {"parameters": net.parameters, "workers": 2, "batch": 256, "net": "shapes:tiny@8x8x1", "candidates": FAST,
-             "activations": sum(row.activation_bytes for row in net.describe())}
+             "activations": sum(row.activation_bytes for row in net.leaves)}
     machine = Machine(compute="fixed(0.02)", bandwidth=1e8)
     assert not {"zero", "gpipe"} & {s.candidate.algorithm for s in advise(machine, **asked, memory_limit=1e9).strategies}
     found = advise(machine, **asked, memory_limit=2e6)

@@ -109,7 +109,7 @@ def test_shares_are_those_of_the_floating_point_operations():
     layers = of_net("resnet50@224", 32).layers
     assert len(layers.names) == 53 + 53 + 1 and layers.names[0] == "conv1" and layers.names[-1] == "linear1"
     assert layers.parts[0] == slice(0, 7 * 7 * 3 * 64)
-    rows = nets.build("resnet50", (224, 224, 3), 1000).describe()
+    rows = nets.build("resnet50", (224, 224, 3), 1000).leaves
     total = sum(row.flops for row in rows)
     assert layers.forward[0] == pytest.approx(2 * 7 * 7 * 3 * 64 * 112**2 / total / 3, rel=1e-12)
     assert layers.backward[-1] == pytest.approx(2 * 2 * 2048 * 1000 / total / 3, rel=1e-12)

@@ -3,6 +3,22 @@
 `refsgd.problems.nn.layer` has their interface. They work in the precision of their arguments, so that float64
 can be checked against finite differences. `refsgd.problems.nn.kernels` computes the same faster, in float32,
 and is tested against them.
+
+Losses have the signature ``(z, labels) -> (loss, dz)``, which is described here.
+
+Parameters
+----------
+z : array, shape (b, classes)
+    Scores; b is at least 1.
+labels : integer array, shape (b,)
+    Classes, 0 to classes - 1.
+
+Returns
+-------
+loss : float
+    A mean over images.
+dz : array, shape (b, classes)
+    Its gradient with respect to z.
 """
 from __future__ import annotations
 
@@ -292,21 +308,9 @@ class Linear(Layer):
 
 
 def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
-    """Mean cross-entropy of softmax(z) against the labels, and its gradient with respect to z.
+    """Cross-entropy of softmax(z), ``mean(-log(softmax(z)[label]))``.
 
-    Parameters
-    ----------
-    z : array, shape (b, classes)
-        Scores; b is at least 1.
-    labels : integer array, shape (b,)
-        Classes, 0 to classes - 1.
-
-    Returns
-    -------
-    loss : float
-        ``mean(-log(softmax(z)[label]))``.
-    dz : array, shape (b, classes)
-        ``(softmax(z) - onehot(labels)) / b``.
+    The gradient is ``(softmax(z) - onehot(labels)) / b``.
     """
     rows = np.arange(len(z))
     shifted = z - z.max(axis=1, keepdims=True)  # the same softmax without overflow
@@ -319,20 +323,9 @@ def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:
 
 
 def squared_error(z: Array, labels: Array) -> tuple[float, Array]:
-    """Mean over images of half the squared distance of the scores from ``onehot(labels)``, and its gradient.
+    """Half the squared distance of the scores from ``onehot(labels)``.
 
-    Parameters
-    ----------
-    z : array, shape (b, classes)
-        Scores; b is at least 1.
-    labels : integer array, shape (b,)
-        Classes, 0 to classes - 1.
-
-    Returns
-    -------
-    loss : float
-    dz : array, shape (b, classes)
-        ``(z - onehot(labels)) / b``.
+    The gradient is ``(z - onehot(labels)) / b``.
     """
     away = z.copy()
     away[np.arange(len(z)), labels] -= 1
@@ -340,21 +333,10 @@ def squared_error(z: Array, labels: Array) -> tuple[float, Array]:
 
 
 def negative_likelihood(z: Array, labels: Array) -> tuple[float, Array]:
-    """Minus the mean probability of the right class: PyTorch's NLLLoss applied to softmax, not its logarithm.
+    """Minus the probability of the right class: PyTorch's NLLLoss applied to softmax, not its logarithm.
 
-    Parameters
-    ----------
-    z : array, shape (b, classes)
-        Scores; b is at least 1.
-    labels : integer array, shape (b,)
-        Classes, 0 to classes - 1.
-
-    Returns
-    -------
-    loss : float
-        ``-mean(softmax(z)[label])``, from -1 to 0.
-    dz : array, shape (b, classes)
-        ``softmax(z)[label] * (softmax(z) - onehot(labels)) / b``.
+    The loss is ``-mean(softmax(z)[label])``, from -1 to 0, and the gradient ``softmax(z)[label] * (softmax(z)
+    - onehot(labels)) / b``.
     """
     rows = np.arange(len(z))
     e = np.exp(z - z.max(axis=1, keepdims=True))
@@ -365,21 +347,9 @@ def negative_likelihood(z: Array, labels: Array) -> tuple[float, Array]:
 
 
 def negative_score(z: Array, labels: Array) -> tuple[float, Array]:
-    """Minus the mean score of the right class, which has no lower bound: PyTorch's NLLLoss applied to scores.
+    """Minus the score of the right class, which has no lower bound: PyTorch's NLLLoss applied to scores.
 
-    Parameters
-    ----------
-    z : array, shape (b, classes)
-        Scores; b is at least 1.
-    labels : integer array, shape (b,)
-        Classes, 0 to classes - 1.
-
-    Returns
-    -------
-    loss : float
-        ``-mean(z[label])``.
-    dz : array, shape (b, classes)
-        ``-onehot(labels) / b``.
+    The loss is ``-mean(z[label])``, and the gradient ``-onehot(labels) / b``.
     """
     rows = np.arange(len(z))
     dz = np.zeros_like(z)
@@ -388,20 +358,9 @@ def negative_score(z: Array, labels: Array) -> tuple[float, Array]:
 
 
 def hinge(z: Array, labels: Array) -> tuple[float, Array]:
-    """Mean over images and classes of what a wrong score lacks to be 1 below the right one, and its gradient.
+    """Mean over classes of what a wrong score lacks to be 1 below the right one.
 
-    Parameters
-    ----------
-    z : array, shape (b, classes)
-        Scores; b is at least 1.
-    labels : integer array, shape (b,)
-        Classes, 0 to classes - 1.
-
-    Returns
-    -------
-    loss : float
-        ``mean(sum_j max(0, 1 + z[j] - z[label])) / classes`` over the wrong classes j.
-    dz : array, shape (b, classes)
+    The loss is ``mean(sum_j max(0, 1 + z[j] - z[label])) / classes`` over the wrong classes j.
     """
     rows = np.arange(len(z))
     lacks = np.maximum(1 + z - z[rows, labels][:, None], 0)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from refsgd.problems.layers import LayerByLayer, Part, Steps, at_once
 from refsgd.problems.nn import reference
-from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape
+from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape, backward, forward
 from refsgd.problems.nn.layers import Dropout, Relu, softmax_cross_entropy
 from refsgd.problems.nn.memory import Frame
 
@@ -244,10 +244,6 @@ class Net:
                 found.append((loss / max(b, 1), right / max(b, 1)))
         return found
 
-    def describe(self) -> list[Leaf]:
-        """One row per layer, for one image."""
-        return list(self.leaves)
-
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The layers with parameters, in order, with their work in FLOPs of one image.
@@ -291,8 +287,11 @@ class Net:
     def reference_gradient(self, x: Array, images: Array, labels: Array,
                            key: int | None = None) -> tuple[float, Array]:
         """`gradient` from the layers' numpy definitions, in the precision of ``x``; without checks."""
-        return reference.gradient(self.layers, self.unflatten(x, key), images.astype(x.dtype), labels,
-                                  self.loss)
+        p = self.unflatten(x, key)
+        z, kept = forward(self.layers, p, images.astype(x.dtype))
+        loss, dz = self.loss(z, labels)
+        _, gradients = backward(self.layers, p, kept, dz)
+        return loss, np.concatenate([part.ravel() for part in reference.flattened(gradients)])
 
     def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
         """The flat vector as a list of one dict of views per layer, for `refsgd.problems.nn.layer.forward`.

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from refsgd.problems.nn import reference
-from refsgd.problems.nn.branches import Concat, Residual
-from refsgd.problems.nn.layer import Layer, Shape
+from refsgd.problems.nn.layer import Concat, Layer, Residual, Shape
 from refsgd.problems.nn.layers import (
     BatchNorm,
     Conv,
@@ -76,35 +76,23 @@ def _stem(shape: Shape, width: int) -> Layers:
     return [*_normed(width, 3), Relu()]
 
 
-def _resnet18(shape: Shape, classes: int, width: int, blocks: Sequence[int] = (2, 2, 2, 2)) -> Layers:
-    """ResNet-18 (He et al. 2016): two blocks of two 3x3 convolutions at each of four widths."""
+def _resnet(shape: Shape, classes: int, width: int, blocks: Sequence[int],
+            bottleneck: bool = False) -> Layers:
+    """Residual blocks at four widths (He et al. 2016): each of two 3x3 convolutions, or of a 3x3 one, which
+    has the stride, between two of 1x1."""
     layers, inputs = _stem(shape, width), width
     for stage, count in enumerate(blocks):
-        outputs = width * 2**stage
+        inner = width * 2**stage
+        outputs = 4 * inner if bottleneck else inner
         for block in range(count):
             stride = 2 if stage and not block else 1
-            body = (*_normed(outputs, 3, stride), Relu(), *_normed(outputs, 3))
+            if bottleneck:
+                body = (*_normed(inner, 1), Relu(), *_normed(inner, 3, stride), Relu(), *_normed(outputs, 1))
+            else:
+                body = (*_normed(outputs, 3, stride), Relu(), *_normed(outputs, 3))
             shortcut = () if inputs == outputs else tuple(_normed(outputs, 1, stride))
             layers += [Residual(body, shortcut), Relu()]
             inputs = outputs
-    return [*layers, GlobalAverage(), Linear(classes)]
-
-
-def _resnet34(shape: Shape, classes: int, width: int) -> Layers:
-    """ResNet-34 (He et al. 2016): 3, 4, 6 and 3 of ResNet-18's blocks; 21,797,672 parameters for 1,000."""
-    return _resnet18(shape, classes, width, (3, 4, 6, 3))
-
-
-def _resnet50(shape: Shape, classes: int, width: int) -> Layers:
-    """ResNet-50 (He et al. 2016), strides in the 3x3 convolutions: 25,557,032 parameters, 1,000 classes."""
-    layers = _stem(shape, width)
-    for stage, blocks in enumerate((3, 4, 6, 3)):
-        inner = width * 2**stage
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            body = (*_normed(inner, 1), Relu(), *_normed(inner, 3, stride), Relu(), *_normed(4 * inner, 1))
-            shortcut = () if block else tuple(_normed(4 * inner, 1, stride))
-            layers += [Residual(body, shortcut), Relu()]
     return [*layers, GlobalAverage(), Linear(classes)]
 
 
@@ -161,9 +149,9 @@ _NETS: dict[str, tuple[Callable[[Shape, int, int], Layers], Shape, int]] = {
     "lenet5": (_lenet5, _GRAY28, 6),
     "mlp": (_mlp, _GRAY28, 128),
     "softmax": (_softmax, _GRAY28, 1),
-    "resnet18": (_resnet18, _COLOR32, 64),
-    "resnet34": (_resnet34, _COLOR32, 64),
-    "resnet50": (_resnet50, _COLOR32, 64),
+    "resnet18": (partial(_resnet, blocks=(2, 2, 2, 2)), _COLOR32, 64),
+    "resnet34": (partial(_resnet, blocks=(3, 4, 6, 3)), _COLOR32, 64),
+    "resnet50": (partial(_resnet, blocks=(3, 4, 6, 3), bottleneck=True), _COLOR32, 64),
     "inception": (_inception, _COLOR32, 64),
     "vgg16": (_vgg16, _COLOR32, 64),
 }

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from refsgd.problems.nn import elementwise
-from refsgd.problems.nn.branches import Concat, Residual
-from refsgd.problems.nn.layer import Array, Layer, Shape
+from refsgd.problems.nn.layer import Array, Concat, Layer, Residual, Shape
 from refsgd.problems.nn.layers import (
     BatchNorm,
     Conv,
@@ -38,7 +37,6 @@ from refsgd.problems.nn.steps import (
     DefinedStep,
     MaxPoolStep,
     ProductStep,
-    ReluStep,
     Step,
 )
 
@@ -127,13 +125,11 @@ class Plan:
         at, shape = next(self._at), layer.output_shape(source.shape)
         if relu and isinstance(layer, Conv | Linear | BatchNorm):
             next(self._at)
-        if isinstance(layer, Relu):
-            self._append(ReluStep(source))
-            return source, 1
-        if isinstance(layer, Dropout | Sigmoid | Tanh):  # in place
+        if isinstance(layer, Dropout | Relu | Sigmoid | Tanh):  # in place
             if source.masks and isinstance(layer, Sigmoid):  # whose value at 0 is not 0
                 source = self._copied(source)
             self._append(DefinedStep(layer, source))
+            source.masks = source.masks or isinstance(layer, Relu)
             return source, 1
         if isinstance(layer, Flatten):
             if source.value.pad or source.gradient.pad:

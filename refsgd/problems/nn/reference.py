@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.problems.nn.layer import Array, Layer, backward, forward
+from refsgd.problems.nn.layer import Array, Layer, forward
 from refsgd.problems.nn.layers import BatchNorm, softmax_cross_entropy
 
 #: (scores, labels) -> the mean loss, and its gradient by the scores
@@ -33,15 +33,6 @@ def has_kernels() -> bool:
     warnings.warn(f"{found}: nets are computed with numpy, many times slower; expected {expected}",
                   RuntimeWarning, stacklevel=3)
     return False
-
-
-def gradient(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array,
-             loss_of: Loss = softmax_cross_entropy) -> tuple[float, Array]:
-    """Mean loss over a batch and its gradient as one flat vector."""
-    z, kept = forward(layers, p, images)
-    loss, dz = loss_of(z, labels)
-    _, gradients = backward(layers, p, kept, dz)
-    return loss, np.concatenate([part.ravel() for part in flattened(gradients)])
 
 
 def loss_and_accuracy(layers: Sequence[Layer], p: list[Any], images: Array, labels: Array,

@@ -282,26 +282,9 @@ class AddStep(Step):
             d.images(b)[...] = t.images(b)
 
 
-class ReluStep(Step):
-    """A relu that no product, norm or sum includes, in place: later steps in place leave its zeros."""
-
-    masks = True
-
-    def __init__(self, buffer: Buffer) -> None:
-        super().__init__(buffer, buffer)
-        buffer.masks = True
-
-    def forward(self, b: int, frame: Frame) -> None:
-        x = self.target.value.images(b)
-        np.maximum(x, 0, out=x)
-
-    def backward(self, b: int, frame: Frame) -> None:
-        np.copyto(self.target.gradient.images(b), 0, where=~(self.target.value.images(b) > 0))
-
-
 class DefinedStep(Step):
-    """A smooth activation or dropout, in place, by its definition in numpy: they take little of a net's
-    time."""
+    """Dropout or an activation that no other step includes, in place, by its definition in numpy: they take
+    little of a net's time."""
 
     masks = True
 

@@ -7,7 +7,7 @@ then differ by per cent. Here biases are moved until every unit is far from 0.
 """
 import numpy as np
 
-from refsgd.problems.nn.branches import Concat, Residual
+from refsgd.problems.nn.layer import Concat, Residual
 from refsgd.problems.nn.layers import MaxPool, Relu, _windows
 
 # The last gain of a residual branch: at 1, some ten blocks amplify rounding tenfold; small values are how

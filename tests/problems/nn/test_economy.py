@@ -83,7 +83,7 @@ PYTHON = 100_000  # bytes: the objects of a plan, which are no numbers
 def described(net, b):
     """Bytes of parameters, activations and their gradients. Borders and scratch cost memory beyond them,
     relu and pooling that are fused with their convolution save it."""
-    return 2 * (4 * net.parameters + b * sum(row.activation_bytes for row in net.describe()))
+    return 2 * (4 * net.parameters + b * sum(row.activation_bytes for row in net.leaves))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_evaluation_keeps_no_activations():
     x, (images, labels) = net.init(0), batch(net, 256)
     net.compile()
     _, most = peak(lambda: nets.build("vgg16:16").loss_and_accuracy(x, images, labels))
-    rows = net.describe()
+    rows = net.leaves
     kept = sum(row.activation_bytes for row in rows)
     chunk = 64
     assert most < 0.5 * chunk * kept

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from refsgd.problems.nn import kernels
-from refsgd.problems.nn.branches import Concat, Residual
+from refsgd.problems.nn.layer import Concat, Residual
 from refsgd.problems.nn.layers import (
     BatchNorm,
     Conv,

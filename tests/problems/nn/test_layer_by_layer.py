@@ -34,7 +34,7 @@ def test_layers_come_in_the_order_of_the_vector(name):
     leaves = [leaf for leaf in net.leaves if leaf.at]
     assert [part.name for part in net.parts] == [leaf.name for leaf in leaves]
     assert [4 * part.slice.start for part in net.parts] == [min(leaf.at.values()) for leaf in leaves]
-    assert sum(part.work for part in net.parts) == sum(row.flops for row in net.describe())
+    assert sum(part.work for part in net.parts) == sum(row.flops for row in net.leaves)
     with net._planned(keep=True) as plan:
         of_steps = [{id(step.at): step.at for step in steps if step.at} for steps in plan.pieces]
     assert [list(ats.values()) for ats in of_steps] == [[leaf.at] for leaf in leaves]

@@ -3,8 +3,7 @@ import numpy as np
 import pytest
 
 from refsgd.problems.nn import nets
-from refsgd.problems.nn.branches import Concat, Residual
-from refsgd.problems.nn.layer import backward, forward
+from refsgd.problems.nn.layer import Concat, Residual, backward, forward
 from refsgd.problems.nn.layers import (
     BatchNorm,
     Conv,

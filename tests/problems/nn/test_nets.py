@@ -35,7 +35,7 @@ KNOWN = [
 def test_number_of_parameters(name, shape, classes, parameters):
     net = nets.build(name, shape, classes)
     assert net.parameters == parameters
-    assert sum(row.parameters for row in net.describe()) == parameters
+    assert sum(row.parameters for row in net.leaves) == parameters
     bounds = [(part.start, part.stop) for part, _ in net.segments.values()]
     assert [start for start, _ in bounds] == [0,
                                               *(stop for _, stop in bounds[:-1])] and bounds[-1][
@@ -43,7 +43,7 @@ def test_number_of_parameters(name, shape, classes, parameters):
 
 
 def test_description_of_shallow():
-    rows = {row.name: row for row in nets.build("shallow").describe()}
+    rows = {row.name: row for row in nets.build("shallow").leaves}
     assert rows["conv1"].flops == 2 * 25 * 24 * 24 * 20
     assert rows["maxpool2"].output_shape == (4, 4, 50)
     assert rows["linear1"].parameters == 800 * 500 + 500
@@ -54,7 +54,7 @@ def test_operations_of_the_large_nets():
     """Multiplications and additions of convolutions and linear layers, as published in their papers
     (10**9, halved)."""
     for name, known in (("resnet18", 1.8), ("resnet34", 3.6), ("resnet50", 3.8), ("vgg16", 15.3)):
-        rows = nets.build(name, (224, 224, 3), 1000).describe()
+        rows = nets.build(name, (224, 224, 3), 1000).leaves
         products = sum(row.flops for row in rows if row.name.startswith(("conv", "linear"))) / 2e9
         # the papers' ResNet-50 strides in the 1x1 convolutions
         assert products == pytest.approx(known, rel=0.09)
