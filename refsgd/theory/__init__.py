@@ -2,7 +2,7 @@
 
 There is one file per phenomenon.  A formula returns a `Prediction` (value, unit, kind, terms, formula,
 source, assumptions) and raises `DomainError` if its assumptions do not hold.  `predict` combines them by
-algorithm.
+algorithm.  docs/bibliography.md has the works that sources and docstrings name by author and year.
 """
 
 from refsgd.theory.predict import ALGORITHMS, predict

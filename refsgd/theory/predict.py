@@ -17,10 +17,9 @@ from refsgd.cluster.devices import Time
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.theory.algorithms.allreduce import allreduce, dgc, in_step
+from refsgd.theory.algorithms.allreduce import allreduce, dgc, in_step, zero
 from refsgd.theory.algorithms.asp import asp, softsync, staleness_aware
 from refsgd.theory.algorithms.bsp import backup_workers, bsp
-from refsgd.theory.algorithms.centers import approximate
 from refsgd.theory.algorithms.fastest import k_async, k_sync, rennala, ringleader, ringmaster
 from refsgd.theory.algorithms.federated import async_diloco, fedasync, fedavg, fedbuff, scaffold
 from refsgd.theory.algorithms.fetching import downpour, easgd
@@ -35,8 +34,7 @@ from refsgd.theory.algorithms.local import (
 )
 from refsgd.theory.algorithms.peers import hogwild, independent, sequential
 from refsgd.theory.algorithms.pipeline import gpipe, pipedream
-from refsgd.theory.algorithms.ssp import dssp, ssp
-from refsgd.theory.algorithms.zero import zero
+from refsgd.theory.algorithms.ssp import approximate, dssp, ssp
 from refsgd.theory.estimate import LARGEST, WIDEST, Uncovered, check_count, check_distribution, replayed
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.theory import DomainError, predict
+from refsgd.theory.phenomena import collectives as c
 from refsgd.theory.phenomena import (
-    backup,
+    fastest,
     gossip,
     iteration,
     memory,
     pipeline,
     staleness,
 )
-from refsgd.theory.phenomena import collectives as c
 from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.phenomena.layerwise import first_come
 
@@ -194,17 +194,17 @@ def backups_by_heap(law, n, k, rounds, seed, cancel=False):
 @pytest.mark.parametrize("n,k", [(3, 1), (6, 2), (4, 0)])
 def test_backup_workers(text, n, k):
     law = Distribution.parse(text)
-    p = backup.backup_workers([law] * n, k)
+    p = fastest.backup_workers([law] * n, k)
     assert p.value == pytest.approx(backups_by_heap(law, n, k, 6000, 1), rel=0.03)
     assert p.lower * (1 - 1e-9) <= p.value <= p.upper * (1 + 5e-3)
-    cancelled = backup.backup_workers([law] * n, k, cancelled=True)
+    cancelled = fastest.backup_workers([law] * n, k, cancelled=True)
     assert cancelled.value == pytest.approx(backups_by_heap(law, n, k, 6000, 2, cancel=True), rel=0.03)
 
 
 def test_backup_recursion_is_not_the_order_statistic():
     """The believable formula, E[T_(N:n)], is too short where late workers finish."""
-    assert backup.of_step(5, 0)[0] == pytest.approx(sum(1 / k for k in range(1, 6)))
-    assert backup.of_step(4, 2)[0] > 1.1 * backup.backup_workers([Distribution.parse("exponential(1)")] * 6, 2,
+    assert fastest.of_step(5, 0)[0] == pytest.approx(sum(1 / k for k in range(1, 6)))
+    assert fastest.of_step(4, 2)[0] > 1.1 * fastest.backup_workers([Distribution.parse("exponential(1)")] * 6, 2,
                                                                     cancelled=True).value
 
 
@@ -241,7 +241,7 @@ def test_easgd_and_downpour():
     (lambda: gossip.mixing(np.eye(2) * 2), "rows that sum to 1"),
     (lambda: memory.worker(1, -1, 1), "both >= 0"),
     (lambda: memory.server(1, optimiser="magic"), "expected one of"),
-    (lambda: backup.backup_workers([Distribution.parse("fixed(1)")] * 2, 2), "at least one that counts"),
+    (lambda: fastest.backup_workers([Distribution.parse("fixed(1)")] * 2, 2), "at least one that counts"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from refsgd.theory.algorithms.peers import fresh
 from refsgd.theory.estimate import Estimate, certain
-from refsgd.theory.phenomena import backup, iteration
+from refsgd.theory.phenomena import fastest, iteration
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import QUEUES, Setting, clocks, figures, throughput
 
@@ -50,7 +50,7 @@ def _figures(c: Setting, step: Prediction | None, run: Prediction | None,
 def backup_workers(c: Setting) -> Figures:
     """BSP in which the first n - backups gradients of each step count, with one server.
 
-    Late workers finish, so a step is a recursion unless pushes queue (`refsgd.theory.phenomena.backup`).
+    Late workers finish, so a step is a recursion unless pushes queue (`refsgd.theory.phenomena.fastest`).
     """
     c, k = replace(c, servers=1), min(int(c.options.get("backups", 1)), c.workers - 1)
     if not k:
@@ -58,7 +58,7 @@ def backup_workers(c: Setting) -> Figures:
     if c.queues or (c.machine.colocated and c.machine.latency):
         out = figures(c, None, None, c.steps, 0.0, fresh())
         return _dropped(out.leave(QUEUES, "bytes_per_iteration", "bytes_sent"))
-    found, mean = backup.evaluated(c.times, k, c.steps, 2 * c.machine.latency), iteration.mean_time(c.times)
+    found, mean = fastest.evaluated(c.times, k, c.steps, 2 * c.machine.latency), iteration.mean_time(c.times)
 
     def figure(estimate: Estimate, unit: str, **terms: float) -> Prediction:
         return estimate.predicted(unit, terms or {"mean": estimate.value},
@@ -68,7 +68,7 @@ def backup_workers(c: Setting) -> Figures:
     step = figure(found.pace, "s", **{"compute E[T]": mean, "transfer": 2 * c.machine.latency,
                                       "straggling": found.pace.value - mean - 2 * c.machine.latency})
     if len(set(c.times)) == 1 and c.times[0].family == "exponential" and not c.machine.latency:
-        step = backup.backup_workers(c.times, k)
+        step = fastest.backup_workers(c.times, k)
     out = figures(c, step, run := figure(found.end, "s"), c.steps, 0.0, fresh())
     rate = throughput(c, run, 1 - k / c.workers)
     short = c.images != sum(c.batches) * c.steps

@@ -10,10 +10,9 @@ from dataclasses import replace
 from refsgd.theory.algorithms.asp import PUSHES, asp
 from refsgd.theory.algorithms.bsp import bsp
 from refsgd.theory.algorithms.peers import fresh
-from refsgd.theory.phenomena.backup import of_step
+from refsgd.theory.phenomena.fastest import accepted, gradients_of_rennala, of_step, round_of_ringleader
 from refsgd.theory.phenomena.staleness import asp_run
 from refsgd.theory.phenomena.stragglers import mean_of_order
-from refsgd.theory.phenomena.walltime import accepted, gradients_of_rennala, round_of_ringleader
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import TIMES, Setting, count, figures, unbounded
 

@@ -1,11 +1,4 @@
-"""Checkpoints and restarts: how often to save, and what share of the time is left for training.
-
-References
-----------
-Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 C M).
-Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006: the
-expected time with failures at random times, which also interrupt checkpoints and restarts.
-"""
+"""Checkpoints and restarts: how often to save, and what share of the time is left for training."""
 
 from __future__ import annotations
 
@@ -18,18 +11,9 @@ def checkpoints(cost: float, mtbf: float, nodes: int = 1, period: float = 0.0) -
     """The share of the time in which training continues, with a checkpoint after each `period` of it, by
     default the best.
 
-    Parameters
-    ----------
-    cost : float
-        Seconds of writing a checkpoint, and of reading it after a failure.
-    mtbf : float
-        Mean seconds between failures of one node; any failure ends the run of all.
-    nodes : int
-    period : float
-        Seconds of training between checkpoints; 0: those that leave most.
+    `cost` is the seconds of writing a checkpoint, and of reading it after a failure; `mtbf` the mean seconds
+    between failures of one node, any of which ends the run of all, checkpoints and restarts included.
 
-    Examples
-    --------
     >>> p = checkpoints(cost=60.0, mtbf=3.6e6, nodes=100)
     >>> round(p.value, 3), round(p.terms["period"])
     (0.942, 2039)

@@ -1,18 +1,9 @@
-"""Costs of collectives: seconds until the last worker has its result, and bytes.
+"""Costs of collectives: seconds until the last worker has its result, and bytes; see docs/collectives.md.
 
 All nodes start together.  A lone message of m bytes takes alpha + m beta (alpha the latency, beta =
 1/bandwidth).  Each node's outgoing and incoming link serves one message at a time, full duplex, cut-through,
 on a non-blocking switch.  w = M beta is the time of the whole vector on a link, gamma that of reducing a
 byte. A node forwards a message only when all of it has arrived.
-
-References
-----------
-Thakur, Rabenseifner, Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19, 2005.
-Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009.
-Rabenseifner, "Optimization of collective reduction operations", ICCS 2004: halving and doubling.
-Sanders, Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", ParCo 35,
-2009. Mikami et al., "Massively distributed SGD: ImageNet/ResNet-50 training in a flash", 2018: the 2D torus.
-Lin et al., "Deep gradient compression", ICLR 2018: sparse vectors.
 """
 
 from __future__ import annotations
@@ -119,9 +110,8 @@ def _power(n: int) -> tuple[int, int, int]:
 def halving_doubling(n: int, m: float, link: Link) -> Exchange:
     """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
 
-    The first 2 (n-q) ranks fold in pairs before and unfold after.  If n > q and reducing takes time, the
-    other ranks are ahead, and their messages can occupy a late rank's incoming link.  It is then a lower
-    bound, up to 13 % low for n <= 32.  With partners 1, 2, 4, ... apart that happens even if gamma = 0.
+    The first 2 (n-q) ranks fold in pairs before and unfold after.  In other cases it is a lower bound,
+    up to 13 % low for n <= 32, because ranks that do not fold are ahead and occupy a late rank's link.
     """
     q, log, f = _power(n)
     half = (q - 1) / q
@@ -134,8 +124,8 @@ def halving_doubling(n: int, m: float, link: Link) -> Exchange:
 def recursive_doubling(n: int, m: float, link: Link) -> Exchange:
     """log2 q exchanges of the whole vector, partners 1, 2, 4, ... apart; folds as in `halving_doubling`.
 
-    Exact for n = q and for n - q > q/2.  Otherwise it is an upper bound: some folded ranks exchange only with
-    unfolded ones in the first rounds.
+    Exact for n = q and for n - q > q/2; otherwise an upper bound, because some folded ranks exchange only
+    with unfolded ones in the first rounds.
     """
     q, log, f = _power(n)
     return _linear(m, link, log + 2 * f, log + 2 * f, log + f,

@@ -3,17 +3,10 @@
 Along an eigenvector of the Hessian with eigenvalue a, a gradient at x is a x plus noise of variance s2,
 independent of all other noise.  All workers have the same quadratic.  An algorithm that adds multiples of
 gradients maps second moments to second moments, so E[x^2] after each update is exact, and the expected loss
-is the sum of a/2 E[x^2] over eigenvectors.
+is the sum of a/2 E[x^2] over eigenvectors.  The recursions of these moments are derived here.
 
 Each recursion yields E[x^2] after 0, 1, 2, ... updates.  Its arrays broadcast: eigenvectors along the last
 axis, learning rates along the one before.
-
-References
-----------
-Mitliagkas, Zhang, Hadjis, Re, "Asynchrony begets momentum", Allerton 2016: exponential times.
-Gupta, Zhang, Wang, "Model accuracy and runtime tradeoff in distributed deep learning", ICDM 2016: softsync.
-Zhang, Choromanska, LeCun, "Deep learning with elastic averaging SGD", NIPS 2015: synchronous EASGD.
-The recursions of second moments are derived here.
 """
 
 from __future__ import annotations
@@ -56,7 +49,8 @@ def delayed(a: Values, rate: Values, s2: Values, v0: Values, staleness: Any,
 
 def exponential(a: Values, rate: Values, s2: Values, v0: Values, workers: int,
                 collected: int = 1) -> Iterator[Values]:
-    """Equal exponential times and no exchange: the next gradient is any worker's, `collected` make an update.
+    """Equal exponential times and no exchange: the next gradient is any worker's, `collected` make an update
+    (Mitliagkas et al. 2016; softsync: Gupta et al. 2016).
 
     Seven moments of the model x, the model r_i that worker i read last, and the sum s of the gradients since
     the last update: A = E[x^2], B = E[x r_i], C = E[r_i^2], D = E[r_i r_j], P = E[s x], Q = E[s r_i],
@@ -98,8 +92,9 @@ def unequal(a: Values, rate: Values, s2: Values, v0: Values, shares: Sequence[fl
 
 def elastic(a: Values, rate: Values, s2: Values, v0: Values, workers: int, period: int,
             alpha: float) -> Iterator[Values]:
-    """The centre of synchronous EASGD after each of its updates, one in `period` iterations: moments of the
-    centre c and the mean replica x, which an exchange moves by the force and by the gradient at x before it.
+    """The centre of synchronous EASGD (Zhang et al. 2015) after each of its updates, one in `period`
+    iterations: moments of the centre c and the mean replica x, which an exchange moves by the force and by
+    the gradient at x before it.
     """
     cc = cx = xx = v0 + 0 * (rate * a + s2)
     for t in itertools.count():

@@ -1,13 +1,6 @@
 """Gossip: how fast replicas that average with neighbours agree, and how long that takes.
 
 The consensus distance of replicas x_1..x_n is D = (1/n) sum_i |x_i - xbar|^2.
-
-References
-----------
-Boyd, Ghosh, Prabhakar, Shah, "Randomized gossip algorithms", IEEE Trans. Information Theory 52, 2006.
-Xiao, Boyd, "Fast linear iterations for distributed averaging", Systems and Control Letters 53, 2004.
-Lian, Zhang, Zhang, Liu, "Asynchronous decentralized parallel stochastic gradient descent", ICML 2018.
-Blot, Picard, Cord, Thome, "Gossip training for deep learning", 2016.
 """
 
 from __future__ import annotations

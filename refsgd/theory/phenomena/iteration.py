@@ -1,24 +1,15 @@
 """Iteration time of synchronous algorithms: the slowest worker, and models that are sent one by one.
 
-BSP through K parameter servers on separate nodes; each part takes g = w/K seconds on a link, and workers are
-served in index order.  Let server 0 have the last of its n pushes at D.  Server k has its last push k g
-later, because every worker sends its parts one by one.  After the update (u) each server answers workers 1,
-2, ..., n, so worker i has the whole model at D + u + latency + w + (i-1) g, and the head of its next push
-reaches server 0 at D + 2 latency + u + w + (i-1) g + T_i.  An incoming link that serves n arrivals, S_(k) the
-k-th smallest, in g seconds each is done at max_k [S_(k) + (n-k+1) g].  Hence, with S_i = T_i + i g,
+In BSP through K parameter servers on separate nodes (Li et al. 2014; docs/server-link.md), each part takes g
+= w/K seconds on a link, and workers are served in index order.  Server k has its last push k g after server
+0, because every worker sends its parts one by one; worker i has the whole model u + latency + w + (i-1) g
+after server 0's last push.  An incoming link that serves n arrivals, S_(k) the k-th smallest, in g seconds
+each is done at max_k [S_(k) + (n-k+1) g] (Lindley 1952).  Hence, with S_i = T_i + i g,
 
     iteration = 2 latency + u + w - g + E max_k [S_(k) + (n-k+1) g]
 
 for every distribution, n and K: each update empties the system, so iterations are independent and identically
-distributed.  For equal fixed T the maximum is T + (n+1) g, and the iteration takes **T + 2 latency + u + w +
-n w/K**.  The textbook's 2 n w/K is too much: answers leave one by one, so later pushes queue less.
-
-References
-----------
-Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014: the pattern.
-Lindley, "The theory of queues with a single server", Proc. Camb. Phil. Soc. 48, 1952: the recursion behind
-max_k [S_(k) + (n-k+1) g].
-Stich, "Local SGD converges fast and communicates little", ICLR 2019.
+distributed.
 """
 
 from __future__ import annotations

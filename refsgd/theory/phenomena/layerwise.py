@@ -3,11 +3,6 @@
 The passes through a layer take fixed shares of a gradient's time.  The backward pass goes from the last layer
 to the first, so a part is sent when the backward pass through its first layer has ended; the next forward
 pass through a layer waits for the parts that hold it.  Without overlap, all parts wait for all layers.
-
-References
-----------
-Zhang et al., "Poseidon: an efficient communication architecture for distributed deep learning on GPU
-clusters", USENIX ATC 2017: wait-free backpropagation.
 """
 
 from __future__ import annotations

@@ -1,11 +1,6 @@
 """Memory for training: parameters, gradients, optimiser state, activations, buffers.
 
-References
-----------
-Graur, "Evaluating and improving large-scale machine learning frameworks", MSc thesis, TU Delft, 2019,
-sections 5.4.2 and 5.4.3: traffic per node, memory of forward-only runs.
-Rajbhandari et al., "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, section
-3.
+Graur 2019, sections 5.4.2 and 5.4.3, has the traffic of a node and the memory of forward-only runs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""Pipelines of stages: what they compute and send, and the bubble of equal ones.
-
-References
-----------
-Huang et al., "GPipe: efficient training of giant neural networks using pipeline parallelism", NeurIPS 2019.
-Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021.
-"""
+"""Pipelines of stages: what they compute and send, and the bubble of equal ones."""
 
 from __future__ import annotations
 

@@ -9,11 +9,6 @@ take c seconds on a link and r seconds to add, and alpha be the latency.  Then
 
 2 (n-1) times in an exchange.  A late rank delays only the ranks that wait for it, and early ones send in the
 meantime, so this takes less than E[max T] + exchange, the time of ranks that start together.
-
-References
-----------
-Patarasuk, Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009: the
-steps. Baccelli, Cohen, Olsder, Quadrat, "Synchronization and linearity", 1992: recursions of max and plus.
 """
 
 from __future__ import annotations

@@ -2,17 +2,11 @@
 
 ASP is a closed queueing network: n workers compute, then their pushes pass three stations in series, the
 server's incoming link (w/K), its processor (u) and its outgoing link (w/K).  The slowest station and the
-workers' speed without queues limit the throughput::
+workers' speed without queues limit the throughput (Lazowska et al. 1984, chapter 5)::
 
     X <= min(n / R, K / w, 1 / E[u]),        R = E[T] + 2 latency + (1 + 1/K) w + E[u]
 
 Equal fixed times reach this bound: after the first round workers take turns, and below saturation none waits.
-
-References
-----------
-Lazowska, Zahorjan, Graham, Sevcik, "Quantitative system performance", 1984, chapters 5 and 6: asymptotic
-bounds and mean-value analysis.
-Takacs, "Introduction to the theory of queues", 1962, chapter 5: the machine interference problem.
 """
 
 from __future__ import annotations
@@ -50,8 +44,9 @@ def mean_value_analysis(workers: int, round_time: float, service: float,
                         cv2: float = 0.0) -> tuple[float, float]:
     """Throughput and time at the bottleneck of a closed network with one station that queues.
 
-    Workers are added one by one.  An arriving push finds the queue of the network without itself: Q others,
-    one of them in service with probability U, with (1 + cv2)/2 of its service left.
+    Workers are added one by one (Lazowska et al. 1984, chapter 6).  An arriving push finds the queue of the
+    network without itself: Q others, one of them in service with probability U, with (1 + cv2)/2 of its
+    service left.
     """
     if not service:
         return workers / round_time if round_time else math.inf, 0.0
@@ -104,10 +99,8 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
 def repairman(workers: int, think: float, service: float) -> float:
     """Updates per second of one server with exponential update times and negligible links.
 
-    The machine-repairman model (Takacs 1962): j of n workers are at the server with probability proportional
-    to n!/(n-j)! (service/think)^j, and X = (1 - p_0)/service.  It holds for *any* distribution of compute
-    times (insensitivity), and if the server shares its time among pushes, for any distribution of update
-    times.
+    In the machine-repairman model (Takacs 1962, chapter 5) j of n workers are at the server with probability
+    proportional to n!/(n-j)! (service/think)^j, for *any* distribution of compute times (insensitivity).
     """
     if think == 0:
         return 1 / service

@@ -1,12 +1,6 @@
 """Times to a target to which a race compares: what sequential SGD would take on n workers without a network.
 
 They are reference lines, not bounds: an algorithm that averages iterates can be faster.
-
-References
-----------
-McCandlish et al., "An empirical model of large-batch training", arXiv:1812.06162: S = S_min (1 + B_c / B).
-Tyurin and Richtarik, "Optimal time complexities of parallel stochastic optimization methods under a fixed
-computation model", NeurIPS 2023, arXiv:2305.12387: minibatches of the m fastest workers.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ def linear(gradients: float, times: Sequence[float]) -> float:
 
 
 def noise_scale(batch: float, updates: float, large: float, fewer: float) -> tuple[float, float]:
-    """S_min and B_c of S = S_min (1 + B_c / B), from the updates that two batches need.
+    """S_min and B_c of S = S_min (1 + B_c / B) (McCandlish et al. 2018), from the updates of two batches.
 
     >>> noise_scale(10, 50, 100, 14)
     (10.0, 40.0)
@@ -36,7 +30,8 @@ def noise_scale(batch: float, updates: float, large: float, fewer: float) -> tup
 
 def optimal_order(least: float, critical: float, batch: float, times: Sequence[float]) -> float:
     """Seconds to the target of minibatch SGD, each batch shared by the m fastest workers in proportion to
-    their speeds, for the best m: min_m S_min (m + B_c / b) / (1/tau_1 + ... + 1/tau_m).
+    their speeds, for the best m: min_m S_min (m + B_c / b) / (1/tau_1 + ... + 1/tau_m) (Tyurin and
+    Richtarik 2023).
 
     >>> optimal_order(10, 16, 16, [1, 1, 100])
     15.0

@@ -1,25 +1,9 @@
 """The time that SSP's workers wait for its bound: chains with a closed solution, and a recursion.
 
-A worker with C completed clocks may start the next one iff C - min completed <= s.  For equal workers with
-exponential times and no network:
-
-* two workers: the gap of completed clocks is a walk on -(s+1) .. s+1 with equal rates, hence uniform over
-  2s+3 states; a worker is blocked in one of them: share 1/(2s+3);
-* n workers: a Markov chain on *the number* of workers at each lag 0 .. s+1: C(n+s, s+1) states.
-
-For other times, and for workers of unequal speeds, clock c of worker i is applied at F_i(c).  With an
-exchange of E_i seconds that does not queue::
-
-    F_i(c) = T_i(c) + E_i + max(F_i(c-1), max_j F_j(c-1-s))
-
-Its mean is that of drawn times, with a standard error.  The staleness of a clock is the number of the others'
-updates since its read, which is at that maximum.
-
-References
-----------
-Ho et al., "More effective distributed ML via a stale synchronous parallel parameter server", NIPS 2013.
-Kemeny and Snell, "Finite Markov chains", 1960, section 6.3: lumping.
-Baccelli, Cohen, Olsder, Quadrat, "Synchronization and linearity", 1992: recursions of max and plus.
+docs/algorithms/ssp.md has both.  With an exchange of E_i seconds that does not queue, clock c of worker i is
+applied at F_i(c) = T_i(c) + E_i + max(F_i(c-1), max_j F_j(c-1-s)) (Baccelli et al. 1992).  Its mean is that
+of drawn times, with a standard error.  The staleness of a clock is the number of the others' updates since
+its read, which is at that maximum.
 """
 
 from __future__ import annotations
@@ -56,7 +40,8 @@ def chain_size(workers: int, staleness: int) -> int:
 
 @functools.lru_cache(maxsize=64)
 def blocked_share(workers: int, staleness: int) -> float:
-    """Share of time in which a worker waits, from the lumped chain of n equal exponential workers.
+    """Share of time in which a worker waits, from the chain of n equal exponential workers without a network,
+    lumped (Kemeny and Snell 1960, section 6.3) to *the number* of workers at each lag.
 
     A state counts the workers that are 0, 1, ..., s+1 clocks ahead of the slowest, at least one of them 0.
     Each worker less than s+1 ahead ends its clock at rate 1 and moves up by one; if it was the only slowest

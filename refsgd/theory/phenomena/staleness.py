@@ -2,19 +2,12 @@
 
 **A pathwise identity.**  Let every worker read the model immediately after its own update.  The staleness of
 an update is then the number of others' updates since the worker's previous one: each update adds one to the
-ages of the n-1 other workers' reads, and an age at a worker's update is a staleness.  Hence::
+ages of the n-1 other workers' reads, and an age at a worker's update is a staleness.  Hence, for all speeds,
+links and queues::
 
     (sum of the staleness of all updates) + (ages of the reads outstanding at the end) = (n-1) x updates
 
-for all speeds, links and queues.  In the long run the mean is n-1.  The mean of a finite run is lower by the
-ages at its end: workers that finish early leave an unused read.
-
-References
-----------
-Mitliagkas, Zhang, Hadjis, Re, "Asynchrony begets momentum", Allerton 2016: the geometric distribution.
-Gupta, Zhang, Wang, "Model accuracy and runtime tradeoff in distributed deep learning", ICDM 2016: softsync.
-Feller, "An introduction to probability theory", vol. 1, 3rd ed., 1968, section VI.8: Banach's match boxes.
-Levin and May, "A note on difference-delay equations", Theoretical Population Biology 9, 1976: constant delay.
+In the long run the mean is n-1; that of a finite run is lower by the ages at its end.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ SOURCE = "pathwise identity: staleness + outstanding ages = (n-1) x updates"
 
 def match_boxes(steps: int) -> float:
     """C(2N, N) / 4^N: the mean number of events by which one of two equal Poisson processes is behind when
-    the other has N, over 2N.
+    the other has N, over 2N (Banach's match boxes: Feller 1968, section VI.8).
 
     >>> round(match_boxes(1), 9), round(match_boxes(90), 4)
     (0.5, 0.0594)
@@ -42,10 +35,7 @@ def match_boxes(steps: int) -> float:
 
 
 def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
-    """Exact long-run mean staleness of each worker's gradients: (X - X_i)/X_i, X_i its updates per second.
-
-    Slow workers' gradients are staler than fast workers'; the mean weighted by rates is n-1.
-    """
+    """Exact long-run mean staleness of each worker's gradients: (X - X_i)/X_i, X_i its updates per second."""
     if not rates or any(not r > 0 for r in rates):
         raise DomainError(f"rates {list(rates)}; the formula assumes a positive rate of every worker")
     total = math.fsum(rates)
@@ -57,9 +47,9 @@ def asp_of_worker(rates: Sequence[float]) -> list[Prediction]:
 def asp_run(times: Sequence[Distribution], steps: int, exchanges: Sequence[float] = ()) -> Prediction:
     """Mean staleness of an ASP run with N = `steps` iterations of each worker: n-1 minus the ages at the end.
 
-    Each pair of workers contributes the updates that the later one makes after the earlier one has ended.
-    Equal fixed times: one update, so (n-1)(1 - 1/(2N)), exact.  Equal exponential times without exchange:
-    Banach's match boxes, (n-1)(1 - C(2N,N)/4^N), exact.  Otherwise sums of N times are taken as normal.
+    Each pair of workers contributes the updates that the later one makes after the earlier one has ended:
+    exact for equal fixed times, where it is one, and for equal exponential times without exchange
+    (`match_boxes`).  Otherwise sums of N times are taken as normal.
     """
     n, steps = check_count("workers", len(times)), check_count("steps", steps)
     exchanges = exchanges or [0.0] * n
@@ -109,9 +99,8 @@ def _left_of_pair(one: tuple[Distribution, float], other: tuple[Distribution, fl
 
 
 def geometric(workers: int, tau: int) -> float:
-    """P(staleness = tau) of ASP with equal exponential times and no queueing: (1/n)(1 - 1/n)^tau, exact.
-
-    Exponential times have no memory, so each next update is worker i's with probability 1/n, independently.
+    """P(staleness = tau) of ASP with equal exponential times and no queueing: (1/n)(1 - 1/n)^tau, exact,
+    since each next update is any worker's (Mitliagkas et al. 2016).
 
     >>> geometric(4, 0), geometric(4, 1)
     (0.25, 0.1875)
@@ -122,11 +111,8 @@ def geometric(workers: int, tau: int) -> float:
 
 
 def geometric_maximum(workers: int, updates: int) -> Prediction:
-    """Mean of the largest staleness of `updates` gradients, which is geometric and assumed independent.
-
-    The sum over j >= 1 of P(max >= j) = 1 - (1 - (1-1/n)^j)^updates; an approximation, since successive
-    gradients are not independent.
-    """
+    """Mean of the largest staleness of `updates` gradients, sum over j >= 1 of 1 - (1 - (1-1/n)^j)^updates;
+    an approximation, since successive gradients are not independent."""
     n, m = check_count("workers", workers), check_count("updates", updates, 0)
     total, j, q = 0.0, 1, 1 - 1 / n
     while n > 1 and m:
@@ -143,10 +129,9 @@ def geometric_maximum(workers: int, updates: int) -> Prediction:
 def ssp_bound(workers: int, staleness: float, steps: int) -> Prediction:
     """Largest staleness of SSP(s) in updates of others: (2s+1)(n-1), which is reached.
 
-    A read at clock C may miss the others' last s clocks (they have completed C-s), and each other worker can
-    complete clock C+s+1 before this worker's gradient of clock C is applied: 2s+1 updates of each.  A cache
-    (lazy, eager) is read at clock C only if it has the others' first C-s clocks, so the bound is the same;
-    its own updates do not count, since the worker adds them to the cache.
+    A read at clock C misses at most s clocks of each other worker, which can complete clock C+s+1 before the
+    gradient of clock C is applied.  A cache (lazy, eager) is read at clock C only if it has the others' first
+    C-s clocks, so the bound is the same; its own updates do not count, since the worker adds them to it.
     """
     n, steps = check_count("workers", workers), check_count("steps", steps, 0)
     value = float((n - 1) * min(2 * staleness + 1, steps))
@@ -160,8 +145,7 @@ def constant_delay(tau: int) -> Prediction:
     """Largest stable lr a, learning rate times curvature, of x_{t+1} = x_t - lr a x_{t-tau}.
 
     At the limit z^{tau+1} - z^tau + lr a = 0 has a root exp(i phi).  Its modulus gives lr a = 2 sin(phi/2),
-    its argument phi (tau + 1/2) = pi/2 as the smallest solution: 2 sin(pi / (2 (2 tau + 1))).  tau = 0: 2;
-    large tau: about pi/(2 tau).
+    its argument phi (tau + 1/2) = pi/2 as the smallest solution.
     """
     value = 2 * math.sin(math.pi / (2 * (2 * check_count("tau", tau, 0) + 1)))
     return Prediction(value, "1", "exact", {"without delay": 2.0}, "2 sin(pi/(2 (2 tau + 1)))",

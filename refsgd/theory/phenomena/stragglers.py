@@ -1,19 +1,13 @@
-"""The slowest of n workers: order statistics of independent compute times.
+"""The slowest of n workers: order statistics of independent compute times (David and Nagaraja 2003).
 
-A synchronous step ends with its last worker, so it takes E[max T], not E[T].  For independent times
-P(max <= t) = F_1(t) ... F_n(t), and since times are >= 0::
+A synchronous step ends with its last worker, so it takes E[max T], not E[T].  Since times are >= 0::
 
     E[max] = integral over t from 0 to infinity of  1 - F_1(t) ... F_n(t)
     E[j-th smallest] = integral of  P(fewer than j have ended by t)
 
-Closed forms are used where they exist (fixed, exponential, shifted exponential, uniform).  Otherwise the
-integral is evaluated in pieces between the atoms, kinks and scales of the distributions, so that jumps
-(fixed, straggler, empirical) are exact.
-
-References
-----------
-David and Nagaraja, "Order statistics", 3rd ed., 2003, chapters 2 and 3.
-Renyi, "On the theory of order statistics", Acta Math. Acad. Sci. Hung. 4, 1953: exponential spacings.
+Closed forms are used where they exist (exponential spacings: Renyi 1953).  Otherwise the integral is
+evaluated in pieces between the atoms, kinks and scales of the distributions, so that jumps (fixed, straggler,
+empirical) are exact.
 """
 
 from __future__ import annotations
@@ -169,9 +163,9 @@ def mean_of_order(times: Sequence[Distribution], j: int) -> float:
 def sum_of(time: Distribution, count: int) -> tuple[Distribution, bool]:
     """The distribution of the sum of `count` independent times, and whether it is exact.
 
-    Sums of fixed, exponential and gamma times stay within these families.  Any other sum is replaced by a
-    gamma distribution of the same mean and variance, which it approaches as `count` grows.  With infinite
-    variance one draw dominates, so the sum is taken as `count` times one draw; its maximum is an upper bound.
+    Sums outside the families of fixed, exponential and gamma times are replaced by a gamma distribution of
+    the same mean and variance, which they approach as `count` grows.  With infinite variance one draw
+    dominates, so the sum is taken as `count` times one draw; its maximum is an upper bound.
     """
     check_count("count", count)
     mean = check_distribution("compute", time).mean

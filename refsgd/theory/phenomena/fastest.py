@@ -1,23 +1,15 @@
-"""Synchronous SGD with backup workers: the first N of n = N + k gradients count.
+"""Servers that take the gradients of the fastest workers: how many count, and how long that takes.
 
-A late worker *finishes* its gradient, which is dropped, and only then starts on the new model.  So a step
-begins with N fresh workers and k stale ones.  Remaining exponential times are again exponential: with F fresh
-and Z stale workers computing, the next to end is fresh with probability F/(F+Z), and contributes; otherwise
-it is stale, and starts on the new model::
-
-    h(F, Z) = [1 + F h(F-1, Z) + Z h(F+1, Z-1)] / (F + Z),    h = 0 where F + Z = k
-
-A step takes h(N, k) E[T].  If late workers are cancelled instead, it takes the N-th order statistic of n
-times.
-
-References
-----------
-Chen, Pan, Monga, Bengio, Jozefowicz, "Revisiting distributed synchronous SGD", 2016.
+Synchronous SGD with backup workers takes the first N of n = N + k (Chen et al. 2016).  A late worker
+*finishes* its gradient, which is dropped, and only then starts on the new model; docs/algorithms/
+backup-workers.md has the recursion h(F, Z) of a step.  For the others, workers are alike, their times
+exponential, messages and updates free.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -114,3 +106,60 @@ def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bo
                           "Chen et al. 2016",
                           f"independent times; late workers {'are cancelled' if cancelled else 'finish'}",
                           lower=quickest, upper=mean_of_maximum(times[:needed]))
+
+
+@functools.lru_cache(maxsize=256)
+def gradients_of_rennala(workers: int, size: int) -> float:
+    """h(n - 1, B): gradients that are computed for an update of B, as n - 1 workers begin on an old model
+    (Tyurin and Richtarik 2023; docs/algorithms/rennala.md).
+
+    >>> gradients_of_rennala(1, 5), gradients_of_rennala(2, 1), round(gradients_of_rennala(8, 1), 4)
+    (5.0, 1.5, 3.245)
+    """
+    h = [0.0] * workers  # of b = 0, by the number on an old model
+    for _ in range(size):
+        row = [h[0] + 1.0]
+        for z in range(1, workers):
+            row.append(1 + z / workers * row[z - 1] + (1 - z / workers) * h[z])
+        h = row
+    return h[workers - 1]
+
+
+@functools.lru_cache(maxsize=256)
+def round_of_ringleader(workers: int) -> float:
+    """Mean computing times in a round (Maranjyan and Richtarik 2026): until each worker has a gradient in it,
+    then until each of the n - 1 others has another one.
+
+    At the end, b workers have not given a gradient of the next round, which takes the largest of b times, H_b
+    on average.  While a of the n - 1 are awaited, the next gradient is of one of these with probability
+    a/(a+b), and then b grows, or else of one of the b.
+
+    >>> [round(round_of_ringleader(n), 4) for n in (1, 2, 8)]
+    [1.0, 2.25, 4.2356]
+    """
+    harmonic = [0.0, *itertools.accumulate(1 / k for k in range(1, workers + 1))]
+    mean = harmonic[:]  # of the largest of b, by b, with a = 0
+    for a in range(1, workers):
+        row = [mean[1]]
+        for b in range(1, workers - a + 1):
+            row.append((a * mean[b + 1] + b * row[b - 1]) / (a + b))
+        mean = row
+    return harmonic[workers - 1] + mean[1]
+
+
+def accepted(workers: int, threshold: float) -> tuple[float, float]:
+    """Share p of the gradients of a delay below R, and the mean staleness of these; an approximation
+    (Maranjyan et al. 2025).
+
+    The chance that the next gradient to count is another worker's is q = p(n-1)/(p(n-1)+1), so the staleness
+    is geometric and p = 1 - q^R, as if a worker's reads were independent of what it gave before.
+
+    >>> tuple(round(each, 4) for each in accepted(8, 8)), accepted(8, float("inf"))
+    ((0.7515, 2.615), (1.0, 7.0))
+    """
+    p = 1.0
+    for _ in range(200):
+        q = p * (workers - 1) / (p * (workers - 1) + 1)
+        p = 1 - q**threshold
+    left = threshold * q**threshold / p if q**threshold else 0.0
+    return p, q / (1 - q) - left
