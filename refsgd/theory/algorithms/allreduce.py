@@ -79,10 +79,8 @@ def in_step(c: Setting) -> bool:
 
 def through_ring(c: Setting, step: Prediction, end: Prediction, gradients: Sequence[int], *, before: int = 0,
                  after: int = 0, period: int = 1) -> tuple[Prediction | None, Prediction | None]:
-    """Iteration and run of peers in a ring: `step` and `end` if they are in step, otherwise by its recursion.
-
-    A late peer delays only its successors.
-    """
+    """Iteration and run of peers in a ring: `step` and `end` if they are in step, otherwise by its recursion,
+    in which a late peer delays only its successors."""
     u = before * c.update + after * c.update / period
     if c.placed and c.workers > 1 and gradients:
         return None, None
@@ -103,11 +101,7 @@ def through_ring(c: Setting, step: Prediction, end: Prediction, gradients: Seque
 
 
 def allreduce(c: Setting) -> Figures:
-    """All-reduce SGD with the collective of the options, by default the ring.
-
-    A root's answers leave one by one, so ranks start their next gradients one by one, as in BSP through one
-    co-located server: n w instead of 2 (n-1) w.
-    """
+    """All-reduce SGD with the collective of the options, by default the ring."""
     name = str(c.options.get("collective", "ring"))
     if c.options.get("session") == "one":
         raise Uncovered("no formula covers gradients that one session computes in turn")
@@ -119,7 +113,7 @@ def allreduce(c: Setting) -> Figures:
     step: Prediction | None = closed
     run: Prediction | None = whole
     level = name == "hierarchical" and not (c.machine.groups or c.one_link)
-    if name == "root" and c.workers > 1 and not c.placed:
+    if name == "root" and c.workers > 1 and not c.placed:  # its answers leave one by one, as in BSP
         add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
                                "update": Distribution("fixed", (add,)), "colocated": True}
@@ -144,12 +138,8 @@ EVEN, LEVEL = ("recursive-doubling", "halving-doubling"), ("ring", "pscpu")
 
 
 def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
-    """Buckets that are summed one by one, each when its gradient is ready; a nonlinear codec's are gathered.
-
-    With f the forward pass, b_j the backward pass through bucket j's layers, and c_j its exchange::
-
-        end_j = max(end_{j+1}, f + sum_{i>=j} b_i) + c_j
-    """
+    """Buckets that are summed one by one, each when its gradient is ready; those of a nonlinear codec are
+    gathered."""
     n, mean, slowest = c.workers, iteration.mean_time(c.times), mean_of_maximum(c.times)
     took, sent = list[float](), 0.0
     for part in plan.parts:
@@ -196,9 +186,8 @@ def dgc(c: Setting) -> Figures:
 def zero(c: Setting) -> Figures:
     """Peers that own a part of each layer, or in stage 1 and with `flat` shards of the vector.
 
-    In stage 1, with equal shards of m bytes and peers in step, a step takes T + (n-1) (2 alpha + 2 m beta + m
-    gamma) + u, as all-reduce SGD does.  In stages 2 and 3 each layer goes round a ring of its own, two or
-    three times, one after another.  Where times are random, peers wait only as far as the ring goes.
+    In stages 2 and 3 each layer goes round a ring of its own, two or three times, one after another.  Where
+    times are random, peers wait only as far as the ring goes.
     """
     n, stage = c.workers, int(c.options.get("stage", 3))
     if stage not in (1, 2, 3):

@@ -26,9 +26,8 @@ PUSHES = RUN + ": others may make any number of updates"
 def asp_seconds(c: Setting, step: Prediction) -> Prediction:
     """Seconds of an asynchronous run, which ends with the last worker.
 
-    Without queues it takes E[max of sums] + steps x exchange.  If pushes queue, the slowest worker's
-    iterations are longer by its wait, and late workers meet shorter queues.  With equal fixed times, workers
-    take turns from the first round on, and the last one is (n-1) services behind.
+    If pushes queue, the slowest worker's iterations are longer by its wait, and late workers meet shorter
+    queues.  With equal fixed times, workers take turns, and the last one is (n-1) services behind.
     """
     free, queue = step.value * c.steps, step.terms["queueing"]
     fixed = c.alike and c.tied and step.kind == "exact"

@@ -21,8 +21,8 @@ from refsgd.theory.setting import RUN, Setting, clocks, count, figures, unbounde
 def lone(c: Setting, fetch_every: int, behind: float = 0.0) -> Prediction:
     """Seconds per iteration without queueing, if workers wait for fetches but not for pushes.
 
-    A fetch takes 2 latency + w, since its request has no payload.  `behind` is the share of fetches that
-    directly follow a push of the same worker and also wait for that push's w and update.
+    `behind` is the share of fetches that directly follow a push of the same worker and also wait for that
+    push's w and update; a request has no payload.
     """
     alpha, w = _path(c)
     exchange, waits = (2 * alpha + w + behind * w) / fetch_every, behind * c.update / fetch_every
@@ -110,10 +110,8 @@ def _force(c: Setting) -> float:
 
 
 def _elastic(c: Setting, h: int) -> Prediction:
-    """The iteration of EASGD's workers, and what they wait at the busier of a server's link and processor.
-
-    A lone worker waits for its last force where h iterations take less time than the force.
-    """
+    """The iteration of EASGD's workers, and what they wait at the busier of a server's link and processor, or
+    a lone worker for its last force where h iterations take less time than that."""
     step, own = lone(c, h), math.fsum(c.own) / c.workers
     terms = {**step.terms, "update": step.terms["update"] + own, "own update": own}
     value, service = step.value + own, max(c.transfer / c.servers, c.update) if c.workers > 1 else 0.0

@@ -29,10 +29,8 @@ def alone(c: Setting) -> Prediction:
 
 def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
          more: float = 0.0) -> Prediction:
-    """A run without global waits: it ends with the worker whose times have the largest sum.
-
-    Exchanges, if any, are assumed to take the same time for all workers.
-    """
+    """A run without global waits, which ends with the worker whose times have the largest sum; exchanges, if
+    any, are assumed to take the same time for all workers."""
     mine = [own * u for u in c.own]
     waits = math.fsum(step.terms.get(name, 0.0)
                       for name in ("transfer", "update", "queueing", "straggling", "partner"))

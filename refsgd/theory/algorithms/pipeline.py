@@ -36,12 +36,7 @@ def _stages(c: Setting, p: Pipeline) -> Setting:
 
 
 def gpipe(c: Setting) -> Figures:
-    """Stages that update together.
-
-    With K nodes of v equal stages each, m micro-batches, t_f and t_b of a stage's passes of one micro-batch,
-    and messages that take no time, a step takes (v m + K - 1) (t_f + t_b) + u, and a stage computes all of it
-    but the bubble.
-    """
+    """Stages that update together, so that each computes all of a step but the bubble."""
     p, micro = _known(c), int(c.options.get("micro", 4))
     c, m, k = _stages(c, p), max(1, min(micro, min(p.examples[0]))), p.depth
     step: Prediction | None = None

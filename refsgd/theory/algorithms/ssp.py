@@ -151,11 +151,8 @@ INSIDE = {rule.__name__: rule for rule in (bsp, ssp, asp)}
 
 
 def approximate(c: Setting) -> Figures:
-    """Data centres with equal shares of the workers; the slowest centre sets the pace.
-
-    Traffic between them also occupies the servers' links and may delay workers, so the times of a single
-    centre are then lower bounds.
-    """
+    """Data centres with equal shares of the workers, of which the slowest sets the pace; its times are lower
+    bounds, since traffic between centres occupies the servers' links as well."""
     c.check_alone()
     given, inside = c.options.get("centers"), str(c.options.get("local", bsp.__name__))
     number = min(2, c.workers) if given is None else check_count("centers", int(given))

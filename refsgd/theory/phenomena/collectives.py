@@ -91,8 +91,8 @@ def sharded(n: int, layers: Sequence[float], link: Link, gathers: int) -> Exchan
 def several_rings(n: int, m: float, link: Link, k: int) -> Exchange:
     """k rings at once in the same order, each on M/k; gamma = 0.
 
-    A step of one ring takes alpha + w/(kn), and the link carries k such pieces per step in w/n.  The first
-    2n-3 steps take the longer of the two each, and the last one alpha + w/n.
+    A step of one ring takes alpha + w/(kn), and the link carries k such pieces per step in w/n: the first
+    2n-3 steps take the longer of the two.
     """
     w, a = link.wire(m), link.latency
     value = (2 * n - 3) * max(a + w / (k * n), w / n) + a + w / n
@@ -181,8 +181,7 @@ def hierarchical(group: int, hosts: int, nbytes: float, link: Link, inner: Link,
     """g ranks per host, m hosts: star to the leader of each host, ring between leaders, star back.
 
     `inner` is the link inside a host (alpha', beta'), `chunk` the ring's largest chunk.  If it is `repeated`
-    after equal times, vectors arrive staggered, since the leader's last answers left one by one: g M beta'
-    instead of 2 (g-1) M beta'.
+    after equal times, vectors arrive staggered, since the leader's last answers left one by one.
     """
     g, m = check_count("group", group), check_count("hosts", hosts)
     piece, steps = nbytes / m if chunk is None else chunk, 2 * (m - 1)
@@ -202,10 +201,8 @@ def gather(n: int, m: float, link: Link) -> Exchange:
 
 
 def sparse_gather(n: int, m: float, link: Link, ratio: float) -> Exchange:
-    """Allgather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated: alpha + (n-1) 8 k beta.
-
-    A value and an index take 4 bytes each, so the bytes are n x ratio times those of a ring allreduce.
-    """
+    """Allgather of the k = ceil(ratio x parameters) largest of M/4 entries, rotated, of 8 bytes each: a value
+    and an index."""
     if not 0 < ratio <= 1:
         raise DomainError(f"ratio {ratio}; the formula assumes a share in (0, 1]")
     if n == 1:

@@ -72,10 +72,7 @@ def exponential(a: Values, rate: Values, s2: Values, v0: Values, workers: int,
 
 def unequal(a: Values, rate: Values, s2: Values, v0: Values, shares: Sequence[float]) -> Iterator[Values]:
     """ASP with exponential times and no exchange: the next gradient is worker i's with probability
-    `shares[i]`.
-
-    Moments of the model (0) and of what each worker read last (1 to n).
-    """
+    `shares[i]`; moments of the model (0) and of what each worker read last (1 to n)."""
     v0, i = v0 + 0 * (rate * a + s2), np.arange(len(shares))
     p = np.reshape(shares, (-1, *[1] * v0.ndim))
     m = np.broadcast_to(v0, (i.size + 1, i.size + 1, *v0.shape)).copy()

@@ -84,11 +84,8 @@ def evaluated(times: Sequence[Distribution], backups: int, steps: int, exchange:
 
 
 def backup_workers(times: Sequence[Distribution], backups: int, *, cancelled: bool = False) -> Prediction:
-    """Seconds per iteration if the first n - k of n equal workers count, without a network.
-
-    If late workers finish: exact for exponential times (h), otherwise by Monte Carlo.  In every case
-    E[T_(N:n)] <= step <= E[max of N fresh].
-    """
+    """Seconds per iteration if the first n - k of n equal workers count, without a network; if late workers
+    finish, exact for exponential times (h), otherwise by Monte Carlo."""
     n, k = check_count("workers", len(times)), check_count("backups", backups, 0)
     if k >= n or len(set(times)) > 1:
         raise DomainError(f"{k} backups of {n} workers; the formula assumes equal workers, and at least one "

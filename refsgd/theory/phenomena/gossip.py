@@ -24,20 +24,16 @@ CLOCKS = 600  # iterations of an evaluated run; its pace excludes the first ones
 
 
 def pair(workers: int) -> Prediction:
-    """Factor on E[D] when a uniformly random pair is replaced by its average: 1 - 1/(n-1), exact.
-
-    The average reduces n D by |x_i - x_j|^2 / 2, whose mean over pairs is n D / (n-1).
-    """
+    """Factor on E[D] when a uniformly random pair is replaced by its average, which reduces n D by
+    |x_i - x_j|^2 / 2, n D / (n-1) on average; exact."""
     n = check_count("workers", workers, 2)
     return Prediction(1 - 1 / (n - 1), "1", "exact", {"lost per exchange": 1 / (n - 1)}, "1 - 1/(n-1)",
                       "Boyd et al. 2006", "pair uniform over all pairs")
 
 
 def mixing(weights: Values) -> Prediction:
-    """Bound, which is reached, on the factor of the *deviation* |X - Xbar| in a round of a fixed symmetric W.
-
-    max(|lambda_2|, |lambda_n|), the eigenvalues of W besides that of the all-ones vector.
-    """
+    """Bound, which is reached, on the factor of the *deviation* |X - Xbar| in a round of a fixed symmetric W:
+    the largest of its eigenvalues besides that of the all-ones vector, in absolute value."""
     w = np.asarray(weights, float)
     square = w.ndim == 2 and w.shape[0] == w.shape[1]
     if not (square and np.allclose(w, w.T) and np.allclose(w.sum(1), 1) and (w >= 0).all()):
@@ -92,16 +88,15 @@ def neighbours(times: Sequence[Distribution], sources: Sequence[Sequence[Sequenc
                before: bool = False, rotated: bool = False, steps: int = CLOCKS) -> Rounds:
     """Iteration and run of synchronous gossip, from the recursion of its links.
 
-    A peer starts its next iteration when it has its own result and the replicas of its in-neighbours.  With
-    S_i(t) the start of iteration t, a replica is ready at S_i(t) if it is sent before computing, otherwise,
-    after the update, at S_i(t) + T_i + u.  Messages to k earlier receivers leave before the next one, and an
-    incoming link serves its m heads h in order of arrival (Lindley)::
+    A peer starts its next iteration when it has its own result and the replicas of its in-neighbours, which
+    are sent before computing or after the update.  Messages to k earlier receivers leave before the next one,
+    and an incoming link serves its m heads h in order of arrival (Lindley 1952)::
 
         head = max(ready, out) + k w + latency,   in = max(in + m w, max_k [h_(k) + (m - k + 1) w])
 
-    S_i(t+1) is max(S_i(t) + T_i, in) + u, or max(S_i(t) + T_i + u, in).  No peer waits for all, so delays
-    travel one hop per iteration.  If transfers take no time, this is exact up to the standard errors;
-    otherwise it assumes that an incoming link serves all heads of an iteration before those of the next.
+    No peer waits for all, so delays travel one hop per iteration.  If transfers take no time, this is exact
+    up to the standard errors; otherwise it assumes that an incoming link serves all heads of an iteration
+    before those of the next.
     """
     n = len(times)
     check_width(n)

@@ -52,10 +52,8 @@ def drain(arrivals: Values, service: float) -> Values:
 
 
 def controlled_mean(values: Values, controls: Sequence[tuple[Values, float]]) -> tuple[float, float]:
-    """Monte Carlo mean and standard error, with control variates (samples, known mean).
-
-    The regression of `values` on the controls removes known errors, e.g. that of the sampled E[max T].
-    """
+    """Monte Carlo mean and standard error; the regression of `values` on control variates (samples, known
+    mean) removes known errors, e.g. that of the sampled E[max T]."""
     design = [c - mean for c, mean in controls if np.ptp(c) > 0 and math.isfinite(mean)]
     columns = np.stack([np.ones_like(values), *design], axis=1)
     solution, *_ = np.linalg.lstsq(columns, values, rcond=None)
@@ -89,11 +87,8 @@ def bsp_barrier(times: Sequence[Distribution], slice_time: float, *, staggered: 
 
 
 def behind(times: Sequence[Distribution], slice_time: float, local: bool = False) -> float:
-    """Seconds from a worker's gradient to the last one, mean over workers: E max S - E S, S_i = T_i + i g.
-
-    Workers that are answered later start later.  Even with equal fixed times, workers therefore wait (n-1)/2
-    g on average for others that are still computing.
-    """
+    """Seconds from a worker's gradient to the last one, mean over workers (E max S - E S, S_i = T_i + i g):
+    workers that are answered later start later, even with equal fixed times."""
     if slice_time == 0:
         return mean_of_maximum(times) - mean_time(times)
     drawn, controls = _drawn(times)
@@ -103,20 +98,14 @@ def behind(times: Sequence[Distribution], slice_time: float, local: bool = False
 
 def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.0, latency: float = 0.0,
         update: Distribution | None = None, colocated: bool = False, duplex: str = "full") -> Prediction:
-    """Seconds per iteration of BSP through parameter servers, index order.
+    """Seconds per iteration of BSP through parameter servers, index order; docs/server-link.md.
 
     Terms: waiting for workers that are still computing is straggling (`behind`); the rest beyond a lone
-    exchange and the update is queueing.
-
-    * Servers on separate nodes: exact (module docstring).
-    * One co-located server: exact.  Worker 0 uses no link; the last of the others decides unless worker 0 is
-      slower.  T + 2 latency + u + n w for fixed T.
-    * K = n co-located servers, each worker sending to its own first: E[max T] + 2 latency + u + 2 (n-1)/n w,
-      exact for equal fixed T, where all stay in step, otherwise an approximation.
-    * 1 < K < n co-located servers, or several servers with random update times: an approximation.
-    * One server, half duplex: with r remote workers, the answers occupy the server's link for r w before it
-      serves pushes.  So an iteration takes u + E max(2 r w, 2 latency + max_k [S_(k) + (r-k+1) w]), exactly;
-      for equal fixed T this is max(T + 2 latency + (r+1) w, 2 r w) + u.
+    exchange and the update is queueing.  It is exact for servers on separate nodes, unless several have
+    random update times, and for one co-located server, whose worker 0 uses no link: the last of the others
+    decides unless worker 0 is slower.  With K = n co-located servers, each worker sending to its own first,
+    it is exact for equal fixed T, where all stay in step.  With one half-duplex server and r remote workers,
+    the answers occupy its link for r w before it serves pushes.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha = check_time("transfer", transfer), check_time("latency", latency)
@@ -159,11 +148,8 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
 def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, transfer: float = 0.0,
             latency: float = 0.0, update: Distribution | None = None, colocated: bool = False,
             duplex: str = "full") -> Prediction:
-    """Seconds of a BSP run from the common start to the last answer; parameters as in `bsp`.
-
-    In the first iteration all start together (S_i = T_i), and the last answer leaves n-1 parts after the
-    first one: for fixed T, (n-1) w/K more than `steps` iterations.
-    """
+    """Seconds of a BSP run from the common start (S_i = T_i) to the last answer, which leaves n-1 parts after
+    the first one; parameters as in `bsp`."""
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     check_count("steps", steps)
     step = bsp(times, servers=servers, transfer=transfer, latency=latency, update=update, colocated=colocated,
@@ -189,8 +175,7 @@ def allreduce(times: Sequence[Distribution], exchange: Prediction, update: Distr
 
     Exact for equal fixed times, where all start and end the exchange together, and if nothing is sent.  With
     random times, early ranks already send: then it is an upper bound for the ring, and for others an
-    approximation, from 24 % high to 3 % low.  The spread of a sum grows only with sqrt(H), so straggling and
-    the share of the exchange both shrink with the period.
+    approximation, from 24 % high to 3 % low.
     """
     h, mean, sums = check_count("period", period), mean_time(times), [sum_of(time, period) for time in times]
     u = update_mean(update)

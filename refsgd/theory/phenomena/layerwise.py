@@ -14,10 +14,8 @@ from typing import NamedTuple
 
 
 def first_come(forward: float, backward: Sequence[float], exchange: Sequence[float]) -> float:
-    """Seconds until all layers have exchanged gradients one by one, the last layer first.
-
-    forward + max_l (sum_{j>=l} b_j + sum_{j<=l} c_j): the exchange of the first layer, here 2 s, is not
-    hidden.
+    """Seconds until all layers have exchanged gradients one by one, the last layer first; the exchange of the
+    first layer, here 2 s, is not hidden.
 
     >>> first_come(3, [2, 2, 2], [2, 2, 2])
     11
@@ -62,10 +60,8 @@ class Plan:
         return [(math.fsum(self.forward) if self.overlap == "backward" else 0.0, list(numbers))]
 
     def moves(self, order: Sequence[int]) -> list[tuple[float, float, list[int]]]:
-        """The stages of the backward pass: share of a gradient's time, extra seconds, parts that then leave.
-
-        Without overlap, parts leave in this `order`.
-        """
+        """The stages of the backward pass: share of a gradient's time, extra seconds, parts that then leave,
+        without overlap in this `order`."""
         found = [(1.0, list(order))]
         if self.overlap != "none":
             found = [(share, [j for j in reversed(range(len(self.parts))) if self.parts[j].layers[0] == k])

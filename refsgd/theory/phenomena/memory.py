@@ -44,9 +44,8 @@ def server(parameters: int, servers: int = 1, *, workers: int = 1, optimiser: st
     """Bytes of one of K servers: M/K, its optimiser state, and gradients: one sum, or one for each worker.
 
     One sum is enough if gradients are added on arrival, as in TensorFlow's ``ConditionalAccumulator``, where
-    the order of arrival changes the last bits of the sum.  Adding them in worker order, as BSP does here,
-    needs all n in the worst order of arrival.  Receiving them one by one saves nothing: early ones wait in
-    the mailbox of the server's process.
+    the order of arrival changes the last bits.  Adding them in worker order, as BSP does here, needs all n in
+    the worst order; receiving them one by one saves nothing, since early ones wait in the server's mailbox.
     """
     d, k = check_count("parameters", parameters, 0), check_count("servers", servers)
     n, m = check_count("workers", workers), 4 * d / k
@@ -78,12 +77,8 @@ def zero(parameters: int, workers: int, stage: int, largest_layer: int, *,
 
 def stage(parameters: int, activations: float, batches: int = 1, *, versions: int = 1, optimiser: str = "sgd",
           working: float = 0.0) -> Prediction:
-    """Bytes of a stage of a pipeline: M_k for each version of its parameters, activations of each batch in
-    flight.
-
-    GPipe has m micro-batches in flight and one version; PipeDream has K - k batches in flight at stage k,
-    each at a version of its own.
-    """
+    """Bytes of a stage of a pipeline: M_k for each version of its parameters (GPipe has one, PipeDream one
+    for each batch in flight), activations of each batch in flight."""
     d, n = check_count("parameters", parameters, 0), check_count("batches", batches)
     m = 4.0 * d
     terms = {"parameters": m, "stashed versions": (check_count("versions", versions) - 1) * m,

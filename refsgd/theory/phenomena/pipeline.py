@@ -51,9 +51,8 @@ class Pipeline(NamedTuple):
 
 
 def bubble(micro_batches: int, stages: int, chunks: int = 1) -> Prediction:
-    """Idle share of k nodes with v equal chunks each and m micro-batches: (k-1)/(vm+k-1), exact.
-
-    A node works in v m of the v m + k - 1 slots from filling the pipeline to draining it.
+    """Idle share of k nodes with v equal chunks each and m micro-batches, exact: a node works in v m of the
+    v m + k - 1 slots from filling the pipeline to draining it.
 
     >>> bubble(4, 4).value
     0.42857142857142855

@@ -62,10 +62,9 @@ def asp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
         update: Distribution | None = None, colocated: bool = False) -> Prediction:
     """Seconds per iteration of ASP: n / (updates per second).
 
-    Exact for equal fixed times; for any times with negligible links and updates (n / sum 1/R_i); and for
-    equal workers with exponential updates and negligible links (`repairman`).  Otherwise it is mean-value
-    analysis of the slowest station, an approximation within 8 %, with the saturation bound as `lower`.
-    `colocated`: servers on workers' hosts, if nothing queues.
+    Exact for equal fixed times, for any times with negligible links and updates, and for equal workers with
+    exponential updates and negligible links (`repairman`).  Otherwise it is mean-value analysis of the
+    slowest station, an approximation within 8 %.  `colocated`: servers on workers' hosts, if nothing queues.
     """
     n, k = check_count("workers", len(times)), check_count("servers", servers)
     w, alpha, u = check_time("transfer", transfer), check_time("latency", latency), update_mean(update)

@@ -93,10 +93,8 @@ class Gated:
 
 def gated(times: Sequence[Distribution], exchanges: Sequence[float], s: float, steps: int,
           pace: float | None = None) -> Gated:
-    """The recursion of a run; if the `pace` of the long run is known, only the beginning is evaluated.
-
-    The excess of a run of more steps than are evaluated is that of the last one that is.
-    """
+    """The recursion of a run; if the `pace` of the long run is known, only the beginning is evaluated, and
+    the excess of a longer run is that of the last step that is."""
     n, random = len(times), not certain(*times)
     check_width(n)
     spread = min((time.variance / time.mean**2 for time in times if time.mean and time.variance), default=1.0)

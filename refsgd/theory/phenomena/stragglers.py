@@ -27,11 +27,7 @@ _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
 def harmonic(n: int) -> float:
-    """H_n = 1 + 1/2 + ... + 1/n.
-
-    >>> round(harmonic(8), 4)
-    2.7179
-    """
+    """H_n = 1 + 1/2 + ... + 1/n."""
     return math.fsum(1 / k for k in range(1, n + 1))
 
 
