@@ -23,6 +23,18 @@ from benchmarks.oracle.ways import PUSH, Ways
 from refsgd.theory.phenomena.layerwise import Plan
 
 
+def encoded(plan: Plan, order: Sequence[int]) -> list[tuple[float, float, list[int]]]:
+    """The moves of a plan: share of a gradient's time, the codec's seconds, parts that then leave."""
+    out = list[tuple[float, float, list[int]]]()
+    for share, ready in plan.moves(order):
+        if not plan.codec:
+            out.append((share, 0.0, ready))
+            continue
+        out.append((share, 0.0, []))
+        out += [(0.0, plan.codec * plan.parts[j].down, [j]) for j in ready]
+    return out
+
+
 class ByLayer(Fresh):
     """Workers that send parts while they compute; a mixin for the servers' rule."""
 
@@ -35,7 +47,7 @@ class ByLayer(Fresh):
     def start(self) -> None:
         """Give all workers all parts."""
         self.way = [dict(mine) for mine in self.ways.pushes]
-        self.moves = [self.plan.moves([k for k, _ in mine]) for mine in self.ways.pushes]
+        self.moves = [encoded(self.plan, [k for k, _ in mine]) for mine in self.ways.pushes]
         self.stage, self.blocked = [0] * self.n, [False] * self.n
         self.due = [[0] * len(self.stages) for _ in range(self.n)]  # parts for which each stage waits
         self.here = [[0.0] * len(self.stages) for _ in range(self.n)]  # when its last part came

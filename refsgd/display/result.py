@@ -47,10 +47,7 @@ def player(result: Result, path: str | Path | None = None, *, events: tuple[int,
     if result.trace is None:
         raise ValueError("a result read from JSON has no trace; expected one that run() or replay() returned")
     name = f"{result.label}: {counted(result.workers, 'worker')}, {result.runtime}, seed {result.seed}"
-    found = Player(player_html(result.trace, result.deploy, name=name, events=events, limit=limit))
-    if path is not None:
-        found.save(path)
-    return found
+    return Player(player_html(result.trace, result.deploy, name=name, events=events, limit=limit), path)
 
 
 def plot(result: Result, kind: str, ax: Axes | None = None, **options: Any) -> Axes:

@@ -140,6 +140,11 @@ class Setting:
         """Whether all workers have the same distribution and exchange, and share only the servers."""
         return not self.placed and len(set(self.times)) == 1 and len(set(self.exchanges)) == 1
 
+    def whole(self, name: str, default: int) -> int:
+        """A whole number among the options; None has the default."""
+        given = self.options.get(name)
+        return default if given is None else int(given)
+
     def with_options(self, **options: Any) -> Setting:
         """The same setting with other options of the algorithm."""
         return replace(self, options={**self.options, **options})

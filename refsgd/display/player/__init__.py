@@ -70,10 +70,13 @@ def page(kind: str, name: str, source: str, data: Mapping[str, Any]) -> str:
 
 
 class Player:
-    """The step player's page, `html`, which a notebook shows in a frame of `height` pixels."""
+    """The step player's page, `html`, which a notebook shows in a frame of `height` pixels; also written to
+    `path` if one is given."""
 
-    def __init__(self, html: str, height: int = 860) -> None:
+    def __init__(self, html: str, path: str | Path | None = None, height: int = 860) -> None:
         self.html, self.height = html, height
+        if path is not None:
+            self.save(path)
 
     def save(self, path: str | Path) -> Path:
         """Write the page; returns its path."""

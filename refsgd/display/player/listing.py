@@ -13,27 +13,33 @@ import linecache
 import re
 import tokenize
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path, PurePath
 
-from refsgd.display.player.gates import parsed
+from refsgd.runtimes.programs import LIBRARY
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
 QUOTES = ('"""', "'''")
 
 
-#: the folder of the library
-LIBRARY = Path(__file__).parents[2]
-
-
 def title(filename: str) -> str:
     """A readable file name: the path in the library, ``cell`` for notebook cells, else the last part."""
     parts = PurePath(filename).parts
-    if Path(filename).is_relative_to(LIBRARY):
-        return Path(filename).relative_to(LIBRARY.parent).as_posix()
+    if filename.startswith(LIBRARY):
+        return Path(filename).relative_to(Path(LIBRARY).parent).as_posix()
     if filename.startswith("<ipython-input") or any(p.startswith("ipykernel_") for p in parts):
         number = re.search(r"<ipython-input-(\d+)", filename)
         return f"cell {number.group(1)}" if number else "cell"
     return filename if filename.startswith("<") else parts[-1]
+
+
+@lru_cache(maxsize=64)
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of a file; empty if it is not pure Python, such as a cell with notebook commands."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        return ast.Module([], [])
 
 
 def _class_of(token: tokenize.TokenInfo, before: str) -> str:

@@ -284,10 +284,7 @@ class Stepper:
             actions = [(".back()", f"nothing: {self.deadlock}")]
         page = player_html(self.trace(), self.deploy, name=self.name, unit="steps", at_end=True,
                            actions=actions, limit=max(1, len(self.world.events)))
-        found = Player(page)
-        if path is not None:
-            found.save(path)
-        return found
+        return Player(page, path)
 
     def __repr__(self) -> str:
         lines = [f"{self.name}; {len(self.schedule)} actions, {len(self.events)} events so far",

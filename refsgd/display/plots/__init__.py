@@ -13,10 +13,17 @@ Examples
 """
 
 from refsgd.display.plots.colors import CAUSE_COLORS, COLORS, WORK_COLOR, color_of
-from refsgd.display.plots.figures import approach_figure, comparison, run, save, sweep_figure
-from refsgd.display.plots.layers import layers
+from refsgd.display.plots.figures import (
+    approach_figure,
+    comparison,
+    race_bars,
+    race_curves,
+    race_figure,
+    run,
+    save,
+    sweep_figure,
+)
 from refsgd.display.plots.machines import machine_figure
-from refsgd.display.plots.races import race_bars, race_curves, race_figure
 from refsgd.display.plots.resources import resources, resources_figure
 from refsgd.display.plots.runs import (
     accuracy_against_time,
@@ -29,7 +36,14 @@ from refsgd.display.plots.runs import (
     sweep,
     throughput_against_workers,
 )
-from refsgd.display.plots.traces import causes_key, causes_of, communication, staleness_over_time, timeline
+from refsgd.display.plots.traces import (
+    causes_key,
+    causes_of,
+    communication,
+    layers,
+    staleness_over_time,
+    timeline,
+)
 
 __all__ = [
     "CAUSE_COLORS", "COLORS", "WORK_COLOR", "accuracy_against_time", "accuracy_against_updates",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,14 +16,17 @@ from matplotlib.lines import Line2D
 
 from refsgd.cluster.units import counted
 from refsgd.display.plots import runs
-from refsgd.display.plots.colors import color_of, figure_of, with_labels
+from refsgd.display.plots.colors import LINES, color_of, figure_of, with_labels
 from refsgd.display.plots.resources import What, resources
-from refsgd.display.plots.traces import by_host, causes_key, causes_of, timeline
+from refsgd.display.plots.traces import MESSAGE_COLOR, by_host, causes_key, causes_of, timeline
+from refsgd.display.races import POINTS, heading, short, times
+from refsgd.experiment.race.standing import abridged
 from refsgd.trace.waiting import waits
 
 if TYPE_CHECKING:  # these import this package
     from refsgd.experiment.compare import Comparison
     from refsgd.experiment.convergence import Approach
+    from refsgd.experiment.race.entries import Race
     from refsgd.experiment.result import Result
     from refsgd.experiment.sweep import Sweep
 
@@ -29,6 +34,8 @@ if TYPE_CHECKING:  # these import this package
 WATCHED: dict[What, str] = {"processor": "Processors", "growth": "Memory; dotted: predicted",
                             "messages": "Messages", "sent": "Bytes sent", "received": "Bytes received"}
 WIDE = 110  #: characters that fit on a line above the panels
+LABELLED = 12  #: most algorithms with a band and a name
+STYLES = (":", "--")  #: of the reference lines: linear speed-up, optimal order
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -78,7 +85,7 @@ def _key(figure: Figure, results: Mapping[str, Result], timelines: Collection[st
         *causes_key(barred.union(timelines)),
         Line2D([], [], color="black", linewidth=0, marker="|", markersize=10, markeredgewidth=1.6,
                label="formula"),
-        Line2D([], [], color="#555555", linewidth=0.8, label="message")]
+        Line2D([], [], color=MESSAGE_COLOR, linewidth=0.8, label="message")]
     figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
 
 
@@ -150,4 +157,59 @@ def sweep_figure(found: Sweep) -> Figure:
     """A figure with the single panel `refsgd.display.plots.sweep`."""
     figure = figure_of(7, 4.5)
     runs.sweep(found, figure.add_subplot())
+    return figure
+
+
+def race_curves(race: Race, ax: Axes) -> Axes:
+    """Median curves with bands from the first to the last decile, the target, the reference lines, and a
+    diamond at each predicted time."""
+    edge = times(race.rows[:LABELLED])[-1]
+    for i, row in enumerate(race.rows[:LABELLED]):
+        at = np.linspace(0, min(edge, max(heat.points[-1].seconds for heat in row.heats)), POINTS)
+        low, median, high = row.band(at.tolist())
+        color = color_of(row.label.split()[0])
+        ax.fill_between(at, low, high, color=color, alpha=0.12, linewidth=0)
+        ax.plot(at, median, color=color, linestyle=LINES[i // 8 % len(LINES)], linewidth=1.3)
+        if race.trained is None and math.isfinite(row.predicted):
+            ax.plot(row.predicted, race.target.value, "D", color=color, markersize=5, zorder=3)
+    ax.axhline(race.target.value, color="black", linewidth=0.8)
+    for style, (name, value) in zip(STYLES, race.references.items()):
+        ax.axvline(value, color="#555555", linestyle=style, linewidth=1, label=name)
+    ax.set_yscale("log" if race.target.metric == "loss" else "linear")
+    ax.set(xlabel="seconds", ylabel=race.target.metric, xlim=(0, edge))
+    ax.grid(alpha=0.3)
+    if race.references:
+        ax.legend(fontsize="small", frameon=False)
+    return ax
+
+
+def race_bars(race: Race, ax: Axes) -> Axes:
+    """Median times with intervals, predicted ones as diamonds, letters; an open bar never arrived."""
+    rows, edge = race.rows[:LABELLED], 1.25 * times(race.rows[:LABELLED])[-1]
+    for y, row in enumerate(rows):
+        color, never = color_of(row.label.split()[0]), not math.isfinite(row.seconds)
+        ax.barh(y, edge if never else row.seconds, 0.6, color="none" if never else color, edgecolor=color,
+                alpha=1 if never else 0.75)
+        low, high, _ = row.interval
+        if not never:
+            ax.plot([low, min(high, edge)], [y, y], color="black", linewidth=1.2)
+        if race.trained is None and row.predicted < edge:
+            ax.plot(row.predicted, y, "D", color="white", markeredgecolor="black", markersize=5)
+        text = "never" if never else f"{abridged(race.letters[row.label])}   rate {short(row.rate)}"
+        right = 0.0 if never else max(row.seconds, high if math.isfinite(high) else 0.0, row.predicted)
+        ax.text((0.0 if right != right else right) + 0.02 * edge, y, text, va="center", fontsize=7)
+    ax.set_yticks(range(len(rows)), [row.label for row in rows])
+    ax.set(xlabel="seconds to the target", xlim=(0, edge), ylim=(len(rows) - 0.4, -0.6))
+    ax.grid(alpha=0.3, axis="x")
+    return ax
+
+
+def race_figure(race: Race) -> Figure:
+    """Curves on the left, arrivals on the right."""
+    some = f", the first {LABELLED} of {len(race.rows)}" if len(race.rows) > LABELLED else ""
+    figure = figure_of(10, 1.8 + max(3.0, 0.32 * min(len(race.rows), LABELLED)))
+    left, right = figure.subplots(1, 2)
+    titled(race_curves(race, left), "Each at its own rate", legend=True)
+    titled(race_bars(race, right), f"Who arrives when{some} (diamond: predicted)")
+    figure.suptitle(fill(heading(race), WIDE), fontsize=9)
     return figure

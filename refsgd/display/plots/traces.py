@@ -1,4 +1,4 @@
-"""Plots of one run: timeline, staleness over time, bytes between nodes."""
+"""Plots of one run: timeline, one worker's exchange by layer, staleness over time, bytes between nodes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Patch
 from matplotlib.transforms import Bbox
 
 from refsgd.display.plots.colors import CAUSE_COLORS, WORK_COLOR, axes_or_current, color_of_work, with_labels
-from refsgd.display.plots.layers import write
 from refsgd.trace import CAUSES, Computed, Received, Sent, Trace
 from refsgd.trace.waiting import waits
 
 WAIT_COLOR = "#F5C99B"
 VISIBLE = 1e-3  #: causes with a smaller share of the timeline are narrower than a pixel and have no key
-MESSAGE_COLOR = "#555555"  #: messages, and the links that carry them
+MESSAGE_COLOR = "#555555"  #: messages that belong to no part, and the links that carry them
 GAP = 0.4  #: between hosts, and between nodes and links [rows]
+SIZE = "x-small"  #: of the letters in a bar
+Bar = tuple[float, float, Sequence[str], str]  #: start, end, labels, the longest first, colour
 
 
 def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float | None = None,
@@ -44,7 +47,7 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
         if node in place and b > a:
             spans[node, color, edge].append((a - start, b - a))
 
-    ax.set_xlim(0, end - start)
+    _seconds(ax, start, end)
     if causes:
         for wait in waits(trace):
             bar(wait.worker, wait.start, wait.end, CAUSE_COLORS[wait.cause])
@@ -70,12 +73,16 @@ def timeline(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: floa
     last = max(place.values(), default=lane - 1)
     served = _link_rows(trace, ax, start, end, last + 1 + GAP, links)
     ax.set_yticks([*place.values(), *served.values()], [*nodes, *(trace.shared_links[k] for k in served)])
-    ax.set(ylim=(max(served.values(), default=last) + 0.5, -0.5),
-           xlabel="seconds" if not start else f"seconds after {start:.4g}")
+    ax.set_ylim(max(served.values(), default=last) + 0.5, -0.5)
     if trace.hosts:
         ax.tick_params(axis="y", labelsize=8)
         _brackets(trace, ax, place)
     return ax
+
+
+def _seconds(ax: Axes, start: float, end: float) -> None:
+    """Let the horizontal axis show the time between two moments."""
+    ax.set(xlim=(0, end - start), xlabel="seconds" if not start else f"seconds after {start:.4g}")
 
 
 def by_host(trace: Trace, nodes: Sequence[str]) -> list[str]:
@@ -157,6 +164,79 @@ def causes_key(causes: Collection[str] = CAUSES) -> list[Patch]:
     waits_for = [Patch(color=CAUSE_COLORS[c], label=c if c in works else f"waits: {c}") for c in CAUSES
                  if c in causes]
     return [Patch(color=WORK_COLOR, label="computing"), *waits_for]
+
+
+def layers(trace: Trace, ax: Axes | None = None, start: float = 0.0, end: float | None = None,
+           node: str | None = None) -> Axes:
+    """Three rows of one worker, by default the first: pieces of its gradients, messages out, messages in.
+
+    Each bar has the number of its layer or part, and its colour: dark for the first, light for the last.
+    """
+    ax = axes_or_current(ax)
+    node = trace.workers[0] if node is None else node
+    end = trace.seconds if end is None else end
+    rows = {"computes": _computed(trace, node), "sends": _served(trace, node, True),
+            "receives": _served(trace, node, False)}
+    _seconds(ax, start, end)
+    ax.set(ylim=(2.5, -0.5), yticks=range(3), yticklabels=list(rows))
+    ax.set_title(node, loc="left", fontsize="medium")
+    for row, found in enumerate(rows.values()):
+        for a, b, labels, color in found:
+            a, b = max(a, start) - start, min(b, end) - start
+            if b > a:
+                ax.broken_barh([(a, b - a)], (row - 0.35, 0.7), color=color, linewidth=0.3, edgecolor="white")
+                write(ax, a, b, row, labels, color)
+    return ax
+
+
+def _computed(trace: Trace, node: str) -> list[Bar]:
+    """The computations of a node, with the pieces of its gradients."""
+    found = [e for e in trace.of(Computed, node) if e.time > e.start]
+    pieces = [e.piece for e in found if e.piece]
+    colors, after = colors_of(1 + max((piece[1] for piece in pieces), default=0)), iter(pieces[1:])
+    bars: list[Bar] = []
+    for e in found:
+        next_piece = next(after, None) if e.piece else None
+        # a forward pass through all layers at once
+        at_once = next_piece and e.what == "forward" and next_piece[0] == "backward"
+        bars.append((e.start, e.time, [e.what], color_of_work(e)) if e.piece is None or at_once else
+                    (e.start, e.time, [e.what, str(e.piece[1])], colors[e.piece[1]]))
+    return bars
+
+
+def _served(trace: Trace, node: str, out: bool) -> list[Bar]:
+    """When a node's outgoing or incoming link carries each message."""
+    part, colors = trace.parts, colors_of(1 + max(trace.parts.values(), default=0))
+    sent = {(e.node, e.to, e.number): e.start for e in trace.of(Sent)}
+    bars: list[Bar] = []
+    for t in trace.transits:
+        if node != (t.src if out else t.to) or t.src == t.to:
+            continue
+        seconds = t.nbytes / trace.wire(t.src, t.to)[1]
+        begin = sent[t.src, t.to, t.number] if out else t.arrival - seconds
+        number = part.get(t.to if out else t.src)
+        bars.append((begin, begin + seconds, [t.message], MESSAGE_COLOR) if number is None else
+                    (begin, begin + seconds, [f"{t.message} {number}", str(number)], colors[number]))
+    return bars
+
+
+def colors_of(count: int) -> list[str]:
+    """Colours from dark to light."""
+    return [to_hex(colormaps["viridis"](0.1 + 0.8 * k / max(1, count - 1))) for k in range(count)]
+
+
+def write(ax: Axes, a: float, b: float, row: float, labels: Sequence[str], color: str) -> None:
+    """Write the first label that fits into the bar from a to b, if any does."""
+    low, high = ax.get_xlim()
+    pixels = ax.get_window_extent().width * (b - a) / (high - low)
+    points = FontProperties(size=SIZE).get_size_in_points()
+    def wide(label: str) -> float:
+        return (0.62 * len(label) + 0.3) * points * ax.figure.dpi / 72
+    label = next((label for label in labels if wide(label) <= pixels), None)
+    if label is not None:
+        light = float(np.dot((0.21, 0.72, 0.07), to_rgb(color))) > 0.45
+        ax.text((a + b) / 2, row, label, ha="center", va="center", fontsize=SIZE, clip_on=True,
+                color="black" if light else "white")
 
 
 def staleness_over_time(trace: Trace, ax: Axes | None = None, bins: int = 24) -> Axes:

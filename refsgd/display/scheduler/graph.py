@@ -72,17 +72,11 @@ class Move(NamedTuple):
     events: list[int]
 
 
-class _Table:
-    """Values by number, each kept once."""
+class _Table(dict[Any, int]):
+    """The number of each value, which a new one gets when it is asked for."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[Hashable, int] = {}
-
-    def __call__(self, value: Hashable) -> int:
-        return self.numbers.setdefault(value, len(self.numbers))
-
-    def __iter__(self) -> Any:
-        return iter(self.numbers)
+    def __missing__(self, value: Hashable) -> int:
+        return self.setdefault(value, len(self))
 
 
 class Graph:
@@ -123,7 +117,7 @@ class Graph:
                 at, known, picked = self._enter(world, source, number)
                 if source >= 0:
                     move = self.moves[source][number]
-                    happened = [self.events(self._event(e)) for e in world.events[before:]]
+                    happened = [self.events[self._event(e)] for e in world.events[before:]]
                     self.moves[source][number] = move._replace(to=at, events=happened)
                 picks = picks + picked
                 if known or not self.moves[at]:
@@ -156,7 +150,7 @@ class Graph:
         if not actions:
             state |= self._end(world, end, stuck)
         self.states.append(state)
-        self.moves.append([Move(self.programs.index((a.node, a.program)), self.texts(said(world, a)), -1, [])
+        self.moves.append([Move(self.programs.index((a.node, a.program)), self.texts[said(world, a)], -1, [])
                            for a in actions])
         return self.ids[key], False, picked
 
@@ -169,7 +163,7 @@ class Graph:
             self.check(run)
         except Exception as found:
             return {"end": f"the run is over, and an invariant is broken: {found}", "broken": True}
-        result = self.results(self.observe(run))
+        result = self.results[self.observe(run)]
         return {"end": "the run is over", "result": result, "lost": _lost(run.trace)}
 
     # -- what a state shows --------------------------------------------------------------------------------
@@ -183,14 +177,14 @@ class Graph:
         ages = world.trace().staleness
         names = list(self.files)
         own = [names.index(name) for name in seen.files]  # this world's numbers of files
-        places = [self.places(tuple((own[f], line) for f, line in where)) for where in seen.places]
+        places = [self.places[tuple((own[f], line) for f, line in where)] for where in seen.places]
         views, held = [], list[int]()
         for p, key in enumerate(self.programs):
             reason, stand = why.reason(key, k), why.stand(key, k)
             views.append([
-                places[stand.place] if stand.place >= 0 else -1, self.texts(why.sentence(*key, k)),
-                self._locals(seen, key, k), self.texts(self._counts(world, key, ages)),
-                self.places(((own[reason.place[0]], reason.place[1]),))
+                places[stand.place] if stand.place >= 0 else -1, self.texts[why.sentence(*key, k)],
+                self._locals(seen, key, k), self.texts[self._counts(world, key, ages)],
+                self.places[((own[reason.place[0]], reason.place[1]),)]
                 if reason and reason.held and reason.place else -1])
             if reason and reason.held:
                 held.append(p)
@@ -201,7 +195,7 @@ class Graph:
                           for m in box.envelopes]}
 
     def _message(self, m: Any, to: str) -> int:
-        return self.texts(f"{type(m.body).__name__}#{m.number}, {m.src} → {to}")
+        return self.texts[f"{type(m.body).__name__}#{m.number}, {m.src} → {to}"]
 
     @staticmethod
     def _locals(seen: States, key: Program, k: int) -> dict[str, str]:
@@ -271,10 +265,10 @@ class Graph:
             own = []
             for p, (place, said_, values, counts, gate) in enumerate(state["views"]):
                 shown = [f"{name} {value}" for name, value in values.items() if name not in fixed[p]]
-                own.append(views((place, said_, tuple(self.texts(text) for text in shown), counts, gate)))
+                own.append(views[place, said_, tuple(self.texts[text] for text in shown), counts, gate])
             several = len(results) > 1 and "result" in state
             which = f", with result {letter(state['result'])}" if several else ""
-            end = [self.texts(state["end"] + which)] if "end" in state else []
+            end = [self.texts[state["end"] + which]] if "end" in state else []
             rows.append([own, state["wire"], state["inbox"], [list(move) for move in moves], *end])
         return {"nodes": self.nodes, "workers": [self.trace.is_worker(n) for n in self.nodes],
                 "programs": [[self.nodes.index(node), index] for node, index in self.programs],

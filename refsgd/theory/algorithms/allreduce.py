@@ -148,10 +148,10 @@ def _in_parts(c: Setting, plan: Plan, name: str) -> Figures:
         took.append(math.fsum(each.time.value for each in sums)
                     + plan.codec * part.down * (1 + (len(part.sums) or n)))
         sent += math.fsum(each.total for each in sums)
-    moves = replace(plan, codec=0.0).moves(range(len(took)))[::-1]
+    moves = plan.moves(range(len(took)))[::-1]
     end = layerwise.first_come(slowest * math.fsum(share for share, _ in plan.stages),
-                               [slowest * share for share, *_ in moves],
-                               [math.fsum(took[j] for j in ready) for *_, ready in moves])
+                               [slowest * share for share, _ in moves],
+                               [math.fsum(took[j] for j in ready) for _, ready in moves])
     u = max(c.own)
     level = n == 1 or all(not part.sums or (all(size % (4 * n) == 0 for size in part.sums) and (
         name in LEVEL or (name in EVEN and n & (n - 1) == 0))) for part in plan.parts)

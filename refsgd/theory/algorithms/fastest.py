@@ -40,8 +40,7 @@ def approximation(value: float, unit: str, formula: str, source: str,
 
 def _first(c: Setting) -> int:
     """K, the number of gradients of an update."""
-    given = c.options.get("gradients")
-    return (c.workers + 1) // 2 if given is None else int(given)
+    return c.whole("gradients", (c.workers + 1) // 2)
 
 
 def _waiting(c: Setting, update: tuple[float, float] | None) -> Figures:
@@ -88,8 +87,7 @@ def k_sync(c: Setting) -> Figures:
 def rennala(c: Setting) -> Figures:
     """The first B gradients at the newest model, of any workers, none of which waits: the times are ASP's."""
     c, n = replace(c, servers=1), c.workers
-    given = c.options.get("gradients")
-    size, out = n if given is None else int(given), asp(c)
+    size, out = c.whole("gradients", n), asp(c)
     if n == 1 and steady(c):
         out["updates"] = count(-(-c.steps // size), "updates", "ceil(steps / B)")
         return out

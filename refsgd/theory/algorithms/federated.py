@@ -17,12 +17,6 @@ DRAWN = "no closed form: it depends on which clients are drawn, or on how many s
 JOBS = "no closed form: jobs of several steps meet at the server in the order of arrival"
 
 
-def _option(c: Setting, name: str, default: int) -> int:
-    """A whole number among the options; None has the default."""
-    given = c.options.get(name)
-    return default if given is None else int(given)
-
-
 def _round(c: Setting, steps: int) -> Prediction:
     """Seconds of a round in which all take this many steps: BSP with their sums."""
     sums, u = [sum_of(time, steps) for time in c.times], steps * max(c.own)
@@ -57,8 +51,8 @@ def _all(c: Setting, h: int) -> Figures:
 def fedavg(c: Setting) -> Figures:
     """Rounds of H steps of all clients, or of m that are drawn."""
     c = replace(c, servers=1)
-    n, h = c.workers, _option(c, "period", 8)
-    m, partial = _option(c, "sampled", n), h > 1 and bool(c.options.get("partial"))
+    n, h = c.workers, c.whole("period", 8)
+    m, partial = c.whole("sampled", n), h > 1 and bool(c.options.get("partial"))
     if m == n and not partial:
         return _all(c, h)
     out = _all(replace(c, workers=m, batches=c.batches[:m], images=c.images * m / n), h)
@@ -78,7 +72,7 @@ def scaffold(c: Setting) -> Figures:
 
 def fedbuff(c: Setting) -> Figures:
     """Updates of K moves of jobs of H steps, of C clients at a time."""
-    return _jobs(c, _option(c, "buffer", (c.workers + 1) // 2))
+    return _jobs(c, c.whole("buffer", (c.workers + 1) // 2))
 
 
 def fedasync(c: Setting) -> Figures:
@@ -99,14 +93,14 @@ def async_diloco(c: Setting) -> Figures:
 def _jobs(c: Setting, size: int) -> Figures:
     """Jobs of H steps, `size` of them in an update: their number, and the staleness of ASP with such jobs."""
     c = replace(c, servers=1)
-    n, h = c.workers, _option(c, "period", 8)
+    n, h = c.workers, c.whole("period", 8)
     if n == size == 1:
         return _all(c, h)
     jobs = -(-c.steps // h)
     out = figures(c, None, None, -(-n * jobs // size), 2.0 * n * c.nbytes / h, unbounded(c))
     out["bytes_sent"] = count(2.0 * n * c.nbytes * jobs, "bytes", "2 M x jobs", jobs=float(n * jobs))
     out.without(PUSHES, "staleness_max").leave(JOBS, "staleness_mean")
-    if _option(c, "concurrency", n) == n and not c.met and not c.queues:
+    if c.whole("concurrency", n) == n and not c.met and not c.queues:
         p = staleness.asp_run([sum_of(time, h)[0] for time in c.times], jobs, c.exchanges)
         out["staleness_mean"] = replace(p, value=p.value / size, kind="approximation",
                                         terms={"in jobs": p.value}, formula="(n-1)/K less the end of the run",

@@ -154,8 +154,8 @@ def approximate(c: Setting) -> Figures:
     """Data centres with equal shares of the workers, of which the slowest sets the pace; its times are lower
     bounds, since traffic between centres occupies the servers' links as well."""
     c.check_alone()
-    given, inside = c.options.get("centers"), str(c.options.get("local", bsp.__name__))
-    number = min(2, c.workers) if given is None else check_count("centers", int(given))
+    number = check_count("centers", c.whole("centers", min(2, c.workers)))
+    inside = str(c.options.get("local", bsp.__name__))
     if inside not in INSIDE or number > c.workers:
         raise DomainError(f"{number} centers of {c.workers} workers, inside {inside!r}; the formula assumes "
                           f"a worker for each and one of {', '.join(INSIDE)}")

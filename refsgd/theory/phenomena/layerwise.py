@@ -59,18 +59,10 @@ class Plan:
                     for k, share in enumerate(self.forward)]
         return [(math.fsum(self.forward) if self.overlap == "backward" else 0.0, list(numbers))]
 
-    def moves(self, order: Sequence[int]) -> list[tuple[float, float, list[int]]]:
-        """The stages of the backward pass: share of a gradient's time, extra seconds, parts that then leave,
-        without overlap in this `order`."""
-        found = [(1.0, list(order))]
-        if self.overlap != "none":
-            found = [(share, [j for j in reversed(range(len(self.parts))) if self.parts[j].layers[0] == k])
-                     for k, share in reversed(list(enumerate(self.backward)))]
-        out = list[tuple[float, float, list[int]]]()
-        for share, ready in found:
-            if not self.codec:
-                out.append((share, 0.0, ready))
-                continue
-            out.append((share, 0.0, []))
-            out += [(0.0, self.codec * self.parts[j].down, [j]) for j in ready]
-        return out
+    def moves(self, order: Sequence[int]) -> list[tuple[float, list[int]]]:
+        """The stages of the backward pass: share of a gradient's time, and the parts that then leave, without
+        overlap in this `order`."""
+        if self.overlap == "none":
+            return [(1.0, list(order))]
+        return [(share, [j for j in reversed(range(len(self.parts))) if self.parts[j].layers[0] == k])
+                for k, share in reversed(list(enumerate(self.backward)))]
