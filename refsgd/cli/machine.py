@@ -37,7 +37,8 @@ def options(p: argparse.ArgumentParser) -> None:
 
 def do(args: argparse.Namespace) -> None:
     """Print the machine, and write the requested files."""
-    from refsgd.display.machines import machine_lines, nodes_of
+    from refsgd.cluster.links import nodes_of
+    from refsgd.display.machines import machine_lines
 
     machine = machine_of(args)
     if args.latencies:

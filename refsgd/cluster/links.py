@@ -212,12 +212,7 @@ class Network:
     @classmethod
     def of(cls, machine: Machine, workers: int, servers: int | Sequence[int] = 0) -> Network:
         """The links between some workers and servers, by their number or by each part's server."""
-        found: list[tuple[str, Role, int]] = [(f"worker{i}", "worker", i) for i in range(workers)]
-        if isinstance(servers, int):
-            found += [(f"server{k}", "server", k) for k in range(servers)]
-        else:
-            found += [(f"server{k}.part{j}", "server", k) for j, k in enumerate(servers)]
-        return cls(machine, {name: Node(_nothing(), role=role, rank=rank) for name, role, rank in found})
+        return cls(machine, nodes_of(workers, servers))
 
     @property
     def flat(self) -> bool:
@@ -281,6 +276,16 @@ def _over(link: Link, outgoing: int, incoming: int) -> list[Hop]:
     """The path over the two directions of a link."""
     time = 1 / link.bandwidth
     return [Hop(outgoing, time, link.latency), Hop(incoming, time, 0.0)]
+
+
+def nodes_of(workers: int, servers: int | Sequence[int] = 0) -> Deployment:
+    """Nodes to be placed on a machine without a run: servers by their number or by each part's server."""
+    found: list[tuple[str, Role, int]] = [(f"worker{i}", "worker", i) for i in range(workers)]
+    if isinstance(servers, int):
+        found += [(f"server{k}", "server", k) for k in range(servers)]
+    else:
+        found += [(f"server{k}.part{j}", "server", k) for j, k in enumerate(servers)]
+    return {name: Node(_nothing(), role=role, rank=rank) for name, role, rank in found}
 
 
 def _nothing() -> Program[None]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,27 +20,16 @@ def replaceable(path: str | Path) -> bool:
     return not stream and (Path(path).is_file() or not Path(path).exists())
 
 
-@contextlib.contextmanager
-def _writing(path: str | Path) -> Iterator[Path]:
-    """A temporary file that replaces the output file if the block succeeds, so that none is left incomplete.
+def save(path: str | Path, content: str | bytes | Figure) -> None:
+    """Write a text, bytes or a figure; the error names the file and says what to do.
 
-    A link is kept, and its target replaced; to a device or a pipe the bytes are written.
+    A temporary file replaces the output file once it is complete, so that none is left incomplete.  A link is
+    kept, and its target replaced; to a device or a pipe the bytes are written.
     """
     target, beside = Path(os.path.realpath(path)), replaceable(path)
-    with tempfile.TemporaryDirectory(dir=target.parent if beside else None, prefix=".refsgd-") as folder:
-        temporary = Path(folder) / f"output{Path(path).suffix}"
-        yield temporary
-        if beside:
-            temporary.replace(target)
-        else:
-            with open(path, "wb") as stream:
-                stream.write(temporary.read_bytes())
-
-
-def save(path: str | Path, content: str | bytes | Figure) -> None:
-    """Write a text, bytes or a figure; the error names the file and says what to do."""
     try:
-        with _writing(path) as temporary:
+        with tempfile.TemporaryDirectory(dir=target.parent if beside else None, prefix=".refsgd-") as folder:
+            temporary = Path(folder) / f"output{Path(path).suffix}"
             if isinstance(content, str):  # a file name in it need not be UTF-8
                 temporary.write_text(content, encoding="utf-8", errors="replace")
             elif isinstance(content, bytes):
@@ -51,6 +38,11 @@ def save(path: str | Path, content: str | bytes | Figure) -> None:
                 from refsgd.display.plots.figures import save as drawn
 
                 drawn(content, temporary)
+            if beside:
+                temporary.replace(target)
+            else:
+                with open(path, "wb") as stream:
+                    stream.write(temporary.read_bytes())
     except OSError as error:
         wanted = "more free space" if error.errno in FULL else "a file that can be written"
         raise RuntimeError(f"{path} could not be written ({error.strerror or error}); expected {wanted}"

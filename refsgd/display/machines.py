@@ -8,18 +8,9 @@ from itertools import groupby
 from refsgd.cluster.links import Link, Network
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import as_time, counted
-from refsgd.effects import Deployment, Node, Program, Recv
+from refsgd.effects import Deployment
 
 MESSAGE = 10**6  #: size of the example message [bytes]
-
-
-def nodes_of(workers: int, servers: int) -> Deployment:
-    """Idle nodes, to be placed on a machine without a run."""
-    def idle() -> Program[None]:
-        yield Recv(object)
-
-    nodes = {f"worker{i}": Node(idle(), rank=i) for i in range(workers)}
-    return nodes | {f"server{k}": Node(idle(), role="server", rank=k) for k in range(servers)}
 
 
 def machine_lines(machine: Machine, deployment: Deployment) -> Iterator[str]:
@@ -36,7 +27,7 @@ def machine_lines(machine: Machine, deployment: Deployment) -> Iterator[str]:
             yield f"  group {group}"
         for line in _homes(network, hosts):
             yield f"  {'  ' * (group is not None)}{line}"
-    yield from _times(network, grouped)
+    yield from _times(network)
 
 
 def levels(machine: Machine) -> list[tuple[str, Link | None, str]]:
@@ -76,14 +67,13 @@ def _summary(machine: Machine, network: Network) -> str:
     return f"{hosts}{groups}{cores}; {nodes} on them"
 
 
-def _times(network: Network, grouped: dict[int | None, dict[str, list[str]]]) -> Iterator[str]:
+def _times(network: Network) -> Iterator[str]:
     """Time of a message on idle links, once for each level of the machine."""
     nodes, found = list(network.host), dict[str, tuple[str, str]]()
-    where = {host: group for group, hosts in grouped.items() for host in hosts}
     for to in nodes[1:]:
         here, there = network.host[nodes[0]], network.host[to]
         level = ("inside a host" if here == there else
-                 "between hosts" if where[here] == where[there] else "between groups")
+                 "between hosts" if network.group_of(here) == network.group_of(there) else "between groups")
         found.setdefault(level, (nodes[0], to))
     if found:
         yield f"a message of {MESSAGE / 1e6:g} MB on idle links"

@@ -13,7 +13,7 @@ from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.machine import Machine
 from refsgd.theory.estimate import Uncovered, certain, check_distribution, kind_of, sampling
-from refsgd.theory.phenomena import iteration, server
+from refsgd.theory.phenomena import iteration
 from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
@@ -123,7 +123,7 @@ class Setting:
     def exchanges(self) -> list[float]:
         """Seconds of each worker's push and answer without queueing, if they have their own links."""
         m = self.machine
-        return server.alone(self.times, self.servers, self.transfer, m.latency, self.update, m.colocated)
+        return iteration.alone(self.times, self.servers, self.transfer, m.latency, self.update, m.colocated)
 
     @property
     def tied(self) -> bool:

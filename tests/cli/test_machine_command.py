@@ -11,10 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import refsgd
 from refsgd.cli import main
-from refsgd.cluster.links import Link, Network
+from refsgd.cluster.links import Link, Network, nodes_of
 from refsgd.cluster.placement import usual
 from refsgd.cluster.presets import PRESETS, load_machine
-from refsgd.display.machines import nodes_of
 from refsgd.display.plots import machine_figure
 
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory import DomainError
-from refsgd.theory.phenomena import server
+from refsgd.theory.phenomena import iteration
 from tests.theory import network
 
 
@@ -43,7 +43,7 @@ def drawn(law, n, steps, seed=0):
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("w,alpha,u", [(0.1, 0.02, 0.0), (0.6, 0.0, 0.0), (0.05, 0.1, 0.4), (2.0, 0.1, 0.05)])
 def test_fixed_times_reach_the_bound(n, k, w, alpha, u):
-    step = server.asp([Distribution.parse("fixed(1)")] * n, servers=k, transfer=w, latency=alpha,
+    step = iteration.asp([Distribution.parse("fixed(1)")] * n, servers=k, transfer=w, latency=alpha,
                       update=Distribution("fixed", (u,)))
     bound = max(1 + 2 * alpha + (1 + 1 / k) * w + u, n * w / k, n * u)  # no round is shorter
     runs = [max(simulated(lambda i, t: 1.0, n, k, w, alpha, steps, lambda: u)) for steps in (12, 16)]
@@ -58,7 +58,7 @@ def test_fixed_times_reach_the_bound(n, k, w, alpha, u):
     (8, 1, 0.3, 0.0)])
 def test_mean_value_analysis_is_within_8_percent(text, n, k, w, u):
     law, steps = Distribution.parse(text), 500
-    step = server.asp([law] * n, servers=k, transfer=w, latency=0.02, update=Distribution("fixed", (u,)))
+    step = iteration.asp([law] * n, servers=k, transfer=w, latency=0.02, update=Distribution("fixed", (u,)))
     ends = simulated(drawn(law, n, steps), n, k, w, 0.02, steps, lambda: u)
     seconds = np.mean(ends) / steps  # workers are alike; the last of them end without company
     assert step.value == pytest.approx(seconds, rel=0.08)
@@ -83,13 +83,13 @@ def queue(draw, service, n, updates, seed):
 def test_repairman_for_any_law_of_compute_times(draw, n, u):
     x = queue(draw, lambda r: r.exponential(u), n, 30_000, 3)
     # 30,000 correlated updates: 1 % standard error
-    assert server.repairman(n, 1.0, u) == pytest.approx(x, rel=0.03)
+    assert iteration.repairman(n, 1.0, u) == pytest.approx(x, rel=0.03)
 
 
 @given(n=st.integers(1, 30), r=st.floats(0.1, 10), d=st.floats(0, 5), cv2=st.floats(0, 4))
 def test_mean_value_analysis_obeys_the_bounds(n, r, d, cv2):
     d = min(d, r)
-    rate, wait = server.mean_value_analysis(n, r, d, cv2)
+    rate, wait = iteration.mean_value_analysis(n, r, d, cv2)
     assert rate <= n / r * (1 + 1e-9) or cv2 < 1
     assert not d or rate <= 1 / d * (1 + 1e-9)
     assert wait >= d * (1 - 1e-9) or cv2 < 1
@@ -98,17 +98,17 @@ def test_mean_value_analysis_obeys_the_bounds(n, r, d, cv2):
 def test_limits():
     """n = 1 meets nobody; many workers saturate; negligible service: n / sum 1/R_i."""
     law = Distribution.parse("exponential(1)")
-    assert server.asp([law], transfer=0.3, latency=0.1).value == pytest.approx(1 + 0.2 + 0.6)
-    assert server.asp([law] * 200, transfer=0.1).value == pytest.approx(200 * 0.1, rel=1e-6)
+    assert iteration.asp([law], transfer=0.3, latency=0.1).value == pytest.approx(1 + 0.2 + 0.6)
+    assert iteration.asp([law] * 200, transfer=0.1).value == pytest.approx(200 * 0.1, rel=1e-6)
     mixed = [law, law.scaled(0.25)]
-    assert server.asp(mixed, latency=0.1).value == pytest.approx(2 / (1 / 1.2 + 1 / 0.45))
-    assert server.asp(mixed, latency=0.1).kind == "exact"
-    assert server.repairman(3, 0.0, 0.5) == 2.0
-    assert server.repairman(3, 1.0, 1e-9) == pytest.approx(3, rel=1e-6)
+    assert iteration.asp(mixed, latency=0.1).value == pytest.approx(2 / (1 / 1.2 + 1 / 0.45))
+    assert iteration.asp(mixed, latency=0.1).kind == "exact"
+    assert iteration.repairman(3, 0.0, 0.5) == 2.0
+    assert iteration.repairman(3, 1.0, 1e-9) == pytest.approx(3, rel=1e-6)
 
 
 @pytest.mark.parametrize("call,assumption", [
-    (lambda: server.asp([Distribution.parse("fixed(1)")], latency=-1), "finite time"),
+    (lambda: iteration.asp([Distribution.parse("fixed(1)")], latency=-1), "finite time"),
 ])
 def test_domain(call, assumption):
     with pytest.raises(DomainError, match=assumption):

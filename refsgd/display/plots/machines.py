@@ -89,14 +89,18 @@ def _nodes(ax: Axes, x: float, columns: int, rows: int, nodes: Sequence[str], de
     rank = ranks(deployment)
     shown = list(nodes) if len(nodes) <= NODES else list(nodes[: NODES - 1])
     for k, node in enumerate(shown):
-        role = deployment[node].role
         at = x + (k % columns + 0.5) * CELL, KEY + (rows - k // columns - 0.5) * CELL
-        ax.text(*at, f"{role[0]}{rank[node]}", ha="center", va="center", fontsize=7, color="white",
-                bbox={"boxstyle": "round,pad=0.25", "fc": NODE[role], "ec": "none"})
+        _node(ax, *at, deployment[node].role, str(rank[node]))
     if len(shown) < len(nodes):
         k = len(shown)
         ax.text(x + (k % columns + 0.5) * CELL, KEY + (rows - k // columns - 0.5) * CELL,
                 f"+{len(nodes) - k}", ha="center", va="center", fontsize=7)
+
+
+def _node(ax: Axes, x: float, y: float, role: str, rank: str = "") -> None:
+    """Draw a node as the first letter of its role, and its rank, on the role's colour."""
+    ax.text(x, y, f"{role[0]}{rank}", ha="center", va="center", fontsize=7, color="white",
+            bbox={"boxstyle": "round,pad=0.25", "fc": NODE[role], "ec": "none"})
 
 
 def _switch(ax: Axes, left: float, right: float, y: float, group: int | None) -> None:
@@ -114,6 +118,5 @@ def _labels(ax: Axes, machine: Machine, at: dict[str, float]) -> None:
         figures = f"{link}".replace(", half", ",\nhalf") if link else "free"
         ax.text(0.08, at[level], f"{level}\n{figures}", fontsize=9, va="center", color=LEVEL[level])
     for x, role in ((LEFT, "worker"), (LEFT + 1.2, "server")):
-        ax.text(x + 0.1, 0.18, role[0], ha="center", va="center", fontsize=7, color="white",
-                bbox={"boxstyle": "round,pad=0.25", "fc": NODE[role], "ec": "none"})
+        _node(ax, x + 0.1, 0.18, role)
         ax.text(x + 0.28, 0.18, role, va="center", fontsize=8)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from refsgd.theory.estimate import check_count, sampling
-from refsgd.theory.phenomena import server, staleness
+from refsgd.theory.phenomena import iteration, staleness
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import (
     QUEUES,
@@ -54,7 +54,7 @@ def asp(c: Setting) -> Figures:
     step: Prediction | None = None
     run, age = step, step
     if not c.met and (c.alike or not c.queues):
-        step = server.asp(c.times, **c.network)
+        step = iteration.asp(c.times, **c.network)
         run, age = asp_seconds(c, step), staleness.asp_run(c.times, c.steps, c.exchanges)
     out = figures(c, step, run, c.workers * c.steps, c.workers * (c.pushed + c.nbytes))
     read(out, age)

@@ -13,7 +13,6 @@ from refsgd.theory.algorithms.asp import PUSHES, read
 from refsgd.theory.algorithms.peers import free
 from refsgd.theory.estimate import Uncovered, certain, check_count, kind_of
 from refsgd.theory.phenomena import iteration, staleness
-from refsgd.theory.phenomena.server import mean_value_analysis
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import RUN, Setting, clocks, count, figures, unbounded, zero
 
@@ -124,7 +123,7 @@ def _elastic(c: Setting, h: int) -> Prediction:
         least = max(value, c.workers * service / h)
         return replace(step, value=least, terms={**terms, "queueing": least - value},
                        kind="approximation" if service else step.kind)
-    rate, _ = mean_value_analysis(c.workers, h * value, service)
+    rate, _ = iteration.mean_value_analysis(c.workers, h * value, service)
     queue = max(c.workers / rate / h - value, 0.0)
     return replace(step, value=value + queue, terms={**terms, "queueing": queue}, kind="approximation",
                    formula=step.formula + ", by mean-value analysis of a period", lower=value)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from refsgd.theory.algorithms.asp import asp, asp_seconds, read
 from refsgd.theory.algorithms.bsp import bsp, known
 from refsgd.theory.estimate import check_count
-from refsgd.theory.phenomena import iteration, server, staleness
+from refsgd.theory.phenomena import iteration, staleness
 from refsgd.theory.phenomena import ssp as slack
 from refsgd.theory.phenomena.stragglers import atoms, mean_of_maximum
 from refsgd.theory.prediction import DomainError, Figures, Prediction
@@ -69,7 +69,7 @@ def _gated(c: Setting, s: int) -> Figures:
     How far from ASP towards BSP the bound brings the iteration is taken from the recursion, whose exchange is
     without the service for which pushes queue.
     """
-    free = server.asp(c.times, **c.network)
+    free = iteration.asp(c.times, **c.network)
     service, alone = max(c.transfer / c.servers, c.update), free.value - free.terms["queueing"]
     if c.queues and not (c.alike and c.workers * service < LOADED * alone):
         return _open(c)
