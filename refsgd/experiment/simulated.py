@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,17 +16,24 @@ from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.prepare import Experiment
 from refsgd.problems.shapes import in_shape_only
+from refsgd.runtimes.simulator import Simulator
 from refsgd.theory.estimate import Estimate, sampling
 from refsgd.theory.phenomena.iteration import controlled_mean
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.trace import Chosen, Computed, Trace
 from refsgd.trace.metrics import METRICS, PREDICTED, measure
+from refsgd.trace.waiting import waiting_by_cause
 
 EVENTS = 40_000  #: of all runs together, about a second; so the number of runs depends on no clock
 LEAST, PRECISE = 4, 0.005  #: runs if times are drawn; the relative standard error that is enough
 SHORT = 24  #: steps of a run, at least; one with too many events is continued at its second half's pace
 TIMES = "seconds", "seconds_per_iteration"  #: whose errors the luck of the drawn times explains
 CAUSE = "idle_by_cause: "  #: before the name of a cause
+#: within a budget: fewest and most runs if anything is drawn; the standard error at which no more are made
+FEWEST, MOST, ENOUGH = 3, 16, 0.01
+#: events of a run whose waiting is traced back to its causes, which takes longer than the run; of the short
+#: first run
+TRACED, BRIEF = 5_000, 20_000
 Metrics = dict[str, float]
 
 
@@ -60,9 +67,13 @@ def means(experiment: Experiment, names: Collection[str]) -> Figures:
             causes = sorted({key for run in runs for key in run if key.startswith(CAUSE)})
             terms = {key.removeprefix(CAUSE): float(np.mean([run.get(key, 0.0) for run in runs]))
                      for key in causes}
-        found[name] = Prediction(mean.value, METRICS[name].unit, "simulated", terms, formula,
-                                 "the simulator")
+        found[name] = _prediction(name, mean.value, terms, formula)
     return found
+
+
+def _prediction(name: str, value: float, terms: Mapping[str, float], formula: str) -> Prediction:
+    """A metric's mean over simulated runs."""
+    return Prediction(value, METRICS[name].unit, "simulated", terms, formula, "the simulator")
 
 
 def _mean(runs: list[Metrics], name: str) -> Estimate:
@@ -140,3 +151,56 @@ def _luck(experiment: Experiment, trace: Trace) -> float:
         excess += sum(done) - len(done) * (time.mean if isinstance(time, Distribution) else 0.0)
         count += len(done)
     return excess / count if count else 0.0
+
+
+# -- within a budget, for advice ---------------------------------------------------------------------------
+
+
+@dataclass
+class Budget:
+    """The events that simulated runs may have; a number of seconds would give other results each time."""
+
+    left: int
+
+    def runs(self, e: Experiment, every: int, limit: int, share: int) -> tuple[Figures, int] | None:
+        """Metrics of simulated runs, and the number of their steps, a multiple of `every`.
+
+        A first run of `every` steps shows what a step costs; the result is None if it has more than `limit`
+        events.  The runs that count are as long as possible and as many as needed, with about `share` events.
+        """
+        steps, cost = max(1, min(every, e.steps)), 0
+        simulator = _simulator(replace(e, steps=steps))
+        for cost, _ in enumerate(simulator, 1):
+            if cost > limit:
+                self.left -= cost
+                return None
+        self.left -= cost
+        first = simulator.trace()
+        traces, rounds = [first], min(share // (FEWEST * cost), e.steps // steps)
+        if rounds > 1:
+            steps, cost, traces = steps * rounds, cost * rounds, []
+        while not traces or (share > (len(traces) + 1) * cost and len(traces) < MOST):
+            traces.append(_simulator(replace(e, steps=steps, seed=e.seed + len(traces))).run().trace)
+            self.left -= len(traces[-1].events)
+            mean = Estimate.of(np.array([each.seconds for each in traces]))
+            if len(traces) > 1 and mean.error <= ENOUGH * mean.value * (len(traces) >= FEWEST):
+                break
+        found = _means(traces, steps)
+        traced = first if len(traces[0].events) > TRACED else traces[0]
+        if len(traced.events) <= BRIEF:
+            found["idle_by_cause"] = replace(found["idle_ratio"], terms=waiting_by_cause(traced))
+        return with_sizes(e, found), steps
+
+
+def _simulator(e: Experiment) -> Simulator:
+    return Simulator(e.deploy(), e.machine, e.seed, observe=0)
+
+
+def _means(traces: list[Trace], steps: int) -> Figures:
+    """The mean of each metric over runs."""
+    out, of = Figures(), f"mean over simulated runs: {len(traces)} of {steps} steps"
+    for name in ("seconds", "seconds_per_iteration", "bytes_per_iteration", "idle_ratio", "staleness_mean"):
+        value = METRICS[name].of or (lambda t: sum(t.bytes_sent.values()) / steps)
+        mean = Estimate.of(np.array([value(t) for t in traces], float))
+        out[name] = _prediction(name, mean.value, sampling(mean.error), of)
+    return out

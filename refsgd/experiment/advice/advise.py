@@ -6,25 +6,30 @@ never ranked against each other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite, nan
+from typing import Any
 
+from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import EXCHANGE
 from refsgd.cluster import placement, prices, units
 from refsgd.cluster.devices import written
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import load_machine
-from refsgd.experiment.advice.budget import Budget
 from refsgd.experiment.advice.candidates import CANDIDATES, KINDS, ONE, Candidate, Kind, divided
-from refsgd.experiment.advice.passes import by_target, quickest, with_passes
 from refsgd.experiment.advice.strategies import Case, Question, Strategy, strategy
-from refsgd.experiment.arguments import Usage, check_speeds, check_whole
-from refsgd.experiment.race.entries import Race
+from refsgd.experiment.arguments import Usage, check_speeds, check_whole, options_of
+from refsgd.experiment.functions import with_defaults
+from refsgd.experiment.race.entries import Entry, Race
+from refsgd.experiment.simulated import Budget
 from refsgd.problems.data import apportion
 from refsgd.theory.prediction import Figures, Prediction
 from refsgd.trace.schema import json_text
 
 BUDGET = 100_000  #: simulated events, some seconds
+#: options that change how gradients travel, but not what an update is
+HOW = {"collective", *EXCHANGE} - {"compress", "feedback"}
 GAIN = 1.02  #: the factor by which another strategy must be faster to be preferred; below, formulas tie
 UNKNOWN = (
     "how many passes a strategy needs to reach an accuracy, and at which learning rate: no formula exists, "
@@ -208,8 +213,7 @@ def _cases(machine: Machine, batches: Sequence[int], q: Question) -> list[Case]:
 
 
 def _swapped(s: Strategy, q: Question) -> Strategy:
-    """The strategy where what exceeds the memory comes from elsewhere and goes back in each iteration, while
-    nothing else happens."""
+    """The strategy if what exceeds the memory comes and goes in each iteration, while nothing else does."""
     over = s.needs - (inf if q.memory_limit is None else q.memory_limit)
     if not q.swap or over <= 0 or not s.metrics:
         return s
@@ -243,15 +247,13 @@ def _fastest(some: Sequence[Strategy], gain: float = GAIN, kind: Kind | None = N
 
 
 def _alike(fitting: Sequence[Strategy], base: Strategy) -> list[Strategy]:
-    """The strategies of the baseline's kind, with unequal workers without those that drop gradients, because
-    they would drop the slow worker's again and again."""
-    even = not any(s.variant for s in fitting)
+    """The strategies of the baseline's kind that may be recommended."""
+    even = not any(s.variant for s in fitting)  # else those that drop gradients always drop the slow worker's
     return [s for s in fitting if s.kind is base.kind and (even or not s.candidate.dropped)]
 
 
 def _recommended(fitting: Sequence[Strategy], base: Strategy) -> Strategy:
-    """The strategy to start with: the baseline, or another of its kind that is at least 5 % faster and that
-    PyTorch has as well."""
+    """The baseline, or another of its kind that PyTorch has, too, and that is at least 5 % faster."""
     own = not base.candidate.pytorch
     return _fastest([base, *(s for s in _alike(fitting, base) if own or s.candidate.pytorch)], 1.05) or base
 
@@ -284,3 +286,50 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
             f"(x{other.seconds / base.seconds:.2f}), but {other.kind.cost}, so a pass may improve "
             f"accuracy less{''.join(found[:1])}: it pays if it needs fewer than "
             f"{best.seconds / other.seconds:.2f} times the passes.")
+
+
+# -- passes over the data that a race has measured, with which kinds are comparable --------------------------
+
+
+def with_passes(strategies: Sequence[Strategy], race: Race) -> list[Strategy]:
+    """The strategies with the passes of a race's row of the same algorithm and options, where it has one."""
+    workers = max(row.workers for row in race.rows)
+    most = max((s.workers for s in strategies), default=workers)
+    if not workers / 2 <= most <= 2 * workers:
+        raise Usage(f"a race of {units.counted(workers, 'worker')} for {most}; expected one of {most / 2:g} "
+                    f"to {2 * most}: refsgd race --workers {most} --json FILE")
+    return [replace(s, passes=next((row.passes for row in race.rows if same(s.candidate, row)), nan))
+            for s in strategies]
+
+
+def same(candidate: Candidate, row: Entry) -> bool:
+    """Whether a row of a race has the candidate's updates."""
+    return candidate.algorithm == row.arguments.get("algorithm") and _what(
+        candidate.algorithm, candidate.options) == _what(candidate.algorithm, row.arguments)
+
+
+def _what(algorithm: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options on which updates depend, with defaults."""
+    function = CATALOGUE[algorithm]
+    own = with_defaults(function, {name: given[name] for name in options_of(function) if name in given})
+    more = {"compress": given.get("compress", "none"), "feedback": given.get("feedback", True)}
+    return {name: value for name, value in {**own, **more}.items() if name not in HOW}
+
+
+def quickest(fitting: Sequence[Strategy]) -> list[Strategy]:
+    """Those whose seconds to the target are known, the fastest first."""
+    return sorted((s for s in fitting if isfinite(s.to_target)), key=lambda s: s.to_target)
+
+
+def by_target(fitting: Sequence[Strategy], race: Race) -> str:
+    """What the seconds to the race's target recommend, across kinds."""
+    known = quickest(fitting)
+    if not known:
+        return "The race has no strategy of these with its options, so kinds are not compared."
+    first, of = known[0], f"{race.problem['net']} on {race.problem['data']}"
+    workers = units.counted(max(row.workers for row in race.rows), "worker")
+    text = (f"By passes to {race.target} of {of}, {workers} (a scale model, not your net), {first.name} is "
+            f"first: {first.passes:.2g} passes, {units.spoken(first.to_target)}.")
+    if close := [s.name for s in known[1:] if s.to_target < 1.2 * first.to_target]:
+        text += f" Within a fifth of it, which passes of another net may reverse: {', '.join(close)}."
+    return text

@@ -15,17 +15,16 @@ from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.links import Link
 from refsgd.cluster.machine import Machine
 from refsgd.effects import ranks, roles
-from refsgd.experiment.advice.budget import Budget, simulated
 from refsgd.experiment.advice.candidates import Candidate, Kind
 from refsgd.experiment.arguments import Usage
 from refsgd.experiment.memory import with_sizes
 from refsgd.experiment.options.unused import UNUSED
 from refsgd.experiment.prepare import Experiment, prepare
 from refsgd.experiment.race.entries import Race
+from refsgd.experiment.simulated import Budget
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.simulator import Simulator
 from refsgd.theory.prediction import Figures
-from refsgd.trace import Event
 
 LONGEST = 100  #: most steps of the run that is predicted and printed as a command; a pass is extrapolated
 MANY = 64  #: workers of whose iteration the number of events is estimated before it is simulated
@@ -160,11 +159,13 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
     pace = found["seconds"].value / steps
     if steps < e.steps and len(set(times)) == 1 and not servers:  # which serve some workers faster
         pace = found["seconds_per_iteration"].value  # the end of a short run would count too much
+    # ZeRO divides the copy in single precision as it does the optimiser's state
+    copies = q.mixed / (case.workers if c.options.get("stage") in (1, 2) else 1)
     made = Strategy(
         c, c.name + f" K={'n' if c.beside else servers}" * bool(servers) + variant, case.workers,
         _batch(c, case), pace * iterations, q.images / (pace * iterations),
         used / pace / c.nodes / sum(b / time for b, time in zip(batches, times)), found,
-        _memory(found, q.saved * max(_batches(c, case)) / c.accumulate, _beside(e), _copies(c, case, q)),
+        _memory(found, q.saved * max(_batches(c, case)) / c.accumulate, _beside(e), copies),
         _where(e, servers), _command(c, case, q, replace(e, steps=steps)))
     return replace(made, rejected="" if servers else _piling(made, e.machine, times))
 
@@ -175,16 +176,10 @@ def _shared(machine: Machine) -> bool:
 
 
 def _expected(c: Candidate, case: Case, q: Question) -> float:
-    """Events of an iteration of many workers, roughly, from those of four and of eight: messages grow with
-    the number of workers or its square."""
-    four, eight = (len(_one_step(_prepared(c, Case(SECOND, case.batches[:few]), q, 1)))
-                   for few in (4, 8))
+    """Events of an iteration, roughly: messages grow with the number of workers or its square."""
+    small = [_prepared(c, Case(SECOND, case.batches[:few]), q, 1) for few in (4, 8)]
+    four, eight = (len(Simulator(e.deploy(), e.machine).run().trace.events) for e in small)
     return case.workers * four / 4 + case.workers * (case.workers - 4) * max(0, eight - 2 * four) / 32
-
-
-def _one_step(e: Experiment) -> Sequence[Event]:
-    """The events of a simulated step."""
-    return Simulator(e.deploy(), e.machine).run().trace.events
 
 
 def _batches(c: Candidate, case: Case) -> tuple[int, ...]:
@@ -199,8 +194,7 @@ def _batch(c: Candidate, case: Case) -> str:
 
 
 def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
-    """The experiment; servers have hosts of their own, unless the machine or the candidate says otherwise or
-    there is no place for them."""
+    """The experiment; servers have hosts of their own, unless they are placed or there is no room."""
     machine, given = case.machine, dict[str, int]()
     if facts_of(CATALOGUE[c.algorithm]).served:
         given["servers"] = case.workers if c.beside else q.servers
@@ -219,19 +213,17 @@ def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
 
 
 def _figures(e: Experiment, c: Candidate, budget: Budget, limit: int, share: int) -> tuple[Figures, int]:
-    """Metrics by formula where each node has links of its own; else, or without a formula, of simulated runs
-    of the steps that are returned."""
+    """Metrics by formula, or of simulated runs, and the number of their steps."""
     if not _shared(e.machine):  # a recursion over shared links takes longer than a run
         found = e.formulas()
         if {"seconds", "seconds_per_iteration", "idle_ratio"} <= set(found):
             return with_sizes(e, found), e.steps
     # a periodic exchange takes part in whole periods
-    return simulated(e, int(c.options.get("period", 1)), budget, limit, share) or (Figures(), 0)
+    return budget.runs(e, int(c.options.get("period", 1)), limit, share) or (Figures(), 0)
 
 
 def _in_step(e: Experiment) -> Figures:
-    """Metrics by formula as if each gradient took the mean time of an iteration's slowest; none without a
-    formula for equal times."""
+    """Metrics by formula as if each gradient took the mean time of an iteration's slowest."""
     from refsgd.theory.phenomena.stragglers import mean_of_maximum
 
     owns = [prices.own(e.priced, i) for i in range(e.workers)]
@@ -261,15 +253,9 @@ def _where(e: Experiment, servers: int) -> str:
     return "on each worker's host" if servers == e.workers > 1 else f"on {', '.join(shared)}, with workers"
 
 
-def _copies(c: Candidate, case: Case, q: Question) -> float:
-    """The share of its parameters that a worker also holds in single precision: none without mixed precision;
-    ZeRO divides the copy as it does the optimiser's state."""
-    return q.mixed / (case.workers if c.options.get("stage") in (1, 2) else 1)
-
-
 def _memory(found: Figures, activations: float, beside: object, copies: float) -> dict[str, float]:
-    """Bytes of the fullest node, by what a framework keeps: a worker's, with its server's if there is one
-    beside it, or a server's.  With `copies` of parameters in single precision, other numbers take 2 bytes."""
+    """Bytes of the fullest node, by what a framework keeps; with `copies` in single precision, other numbers
+    take 2 bytes."""
     held: list[dict[str, float]] = []
     for name in ("memory_worker", "memory_stage", "memory_server"):
         if name not in found:
@@ -292,12 +278,9 @@ def _memory(found: Figures, activations: float, beside: object, copies: float) -
 
 
 def _piling(s: Strategy, m: Machine, times: Sequence[float]) -> str:
-    """Why a strategy that never waits is rejected: a link gets more than it can carry, so messages age
-    without bound.
-
-    Each of n workers sends to any others, and the slowest receives from all; a link that several workers
-    share carries those messages that leave them.
-    """
+    """Why a strategy that never waits is rejected: a link gets more than it can carry, so messages age."""
+    # each of n workers sends to any others, and the slowest receives from all; a link that several workers
+    # share carries those messages that leave them
     n = s.workers
     waits = [share > 0.001 for cause, share in s.causes.items() if cause not in ("straggling", "update")]
     if n < 2 or "idle_by_cause" not in s.metrics or any(waits):
@@ -324,8 +307,8 @@ def _command(c: Candidate, case: Case, q: Question, e: Experiment) -> str:
 
 
 def _flags(e: Experiment, name: str = "", base: Machine | None = None) -> str:
-    """The machine as flags of the command line, which change `base`, a machine of that name; without those
-    that ask for something of which this run has no use, and which it would refuse."""
+    """The machine as flags that change `base`, a machine of that name, without those that this run would
+    refuse."""
     machine = e.machine
     base, found = base or Machine(), [f"--machine {shlex.quote(name)}"] if name else []
     for field in fields(machine):
@@ -343,23 +326,21 @@ def _flags(e: Experiment, name: str = "", base: Machine | None = None) -> str:
     return " ".join(found)
 
 
-def _link(link: Link) -> str:
-    """A link as the command line reads it, in few digits where these are exact."""
-    short = str(link).removesuffix(" duplex")
-    return short if Link.of(short) == link else f"{link.latency!r}, {link.bandwidth!r}, {link.duplex}"
-
-
 def _text(name: str, value: Any) -> str:
     """A field of a machine as the command line reads it; "none" removes what another machine has."""
     if value in (None, "", ()):
         return "none"
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    if name == "hosts" and not isinstance(value, str):
-        return "; ".join(map(",".join, value))
+
+    def link(link: Link) -> str:  # in few digits where these are exact
+        short = str(link).removesuffix(" duplex")
+        return short if Link.of(short) == link else f"{link.latency!r}, {link.bandwidth!r}, {link.duplex}"
+
     writers: dict[str, Callable[[Any], str]] = {
+        "hosts": lambda hosts: hosts if isinstance(hosts, str) else "; ".join(map(",".join, hosts)),
         "compute": devices.written, "groups": placement.written_groups, "speeds": units.written,
-        "server_speeds": units.written,
-        "inside": _link, "uplink": _link, "overhead": lambda o: f"{o.fixed!r},{o.per_byte!r}/B",
+        "server_speeds": units.written, "inside": link, "uplink": link,
+        "overhead": lambda o: f"{o.fixed!r},{o.per_byte!r}/B",
         "loads": lambda loads: "; ".join(f"{load.node}: {load.steps}" for load in loads)}
     return writers.get(name, str)(value)

@@ -7,9 +7,8 @@ import pytest
 
 import refsgd
 from refsgd.cli import main
-from refsgd.experiment.advice.advise import advise
+from refsgd.experiment.advice.advise import advise, same
 from refsgd.experiment.advice.candidates import CANDIDATES, Candidate
-from refsgd.experiment.advice.passes import same
 from refsgd.experiment.arguments import Usage
 
 MACHINE = refsgd.Machine(compute="fixed(0.2)", latency=20e-6, bandwidth=1.25e9)
