@@ -66,8 +66,7 @@ def do(args: argparse.Namespace) -> None:
 
 def _own(args: argparse.Namespace, name: str, function: Any, more: Any = None
          ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of an algorithm that were given, with those that only `more` has, and those of an
-    exchange."""
+    """The given options of an algorithm, with those that only `more` has, and those of an exchange."""
     own = Parser(prog=f"refsgd check {name}")
     of_exchange(own)
     own_options(own, name.removeprefix("--as "), function)

@@ -99,16 +99,14 @@ def add_flag(group: argparse._ActionsContainer, name: str, kind: Any, **how: Any
 
 def add_flags(group: argparse._ActionsContainer, owner: Any, names: Iterable[str], says: Mapping[str, str],
               **kinds: Any) -> None:
-    """Add flags of parameters with the types that their owner declares, but for some that are read as text in
-    another form, and with what its documentation says of them."""
+    """Add flags of parameters with what is said of them and the types of their owner, or other `kinds`."""
     hints = typing.get_type_hints(owner)
     for name in names:
         add_flag(group, name, kinds.get(name, hints[name]), help=says.get(name))
 
 
 def common(parser: argparse.ArgumentParser, runtime: str, picture: str) -> None:
-    """Add the options that `run`, `predict`, `compare` and `race` share; their defaults are those of
-    `Training`, but for the number of workers.  Without a usual runtime nothing is run."""
+    """Add the options that `run`, `predict`, `compare` and `race` share; without a runtime nothing is run."""
     says = words(run.__doc__)
     add_flags(parser.add_argument_group("training"), Training, TRAINING, says, batch=batch,
               optimiser=Literal[tuple(OPTIMISERS)])
@@ -166,8 +164,7 @@ def batch(text: str) -> int | str:
 
 
 def of_machine(where: argparse._ArgumentGroup, named: bool = True) -> None:
-    """Add the options for a machine, unless the command's argument is one, and for its fields, most of them
-    as text that `refsgd.cluster.units` reads."""
+    """Add the options for a machine, unless the command's argument is one, and for its fields."""
     if named:
         where.add_argument("--machine", metavar="FILE|PRESET", help="a machine file (TOML, JSON), or one of "
                            f"{', '.join(PRESETS)}; the flags below change it")

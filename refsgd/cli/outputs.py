@@ -188,8 +188,7 @@ def tell(text: str, indent: int = 0) -> None:
 
 
 def lay_out(table: Callable[[int], Table], usual: int = PIPE) -> Table:
-    """Print a table as wide as the terminal, and return it; in a notebook, too, as text in its place among
-    the lines."""
+    """Print a table as wide as the terminal, in a notebook, too, as text; and return it."""
     from rich.console import Console
 
     wide = width() or usual

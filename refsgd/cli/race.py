@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from refsgd.cli import outputs
 from refsgd.cli.compare import algorithms_of
-from refsgd.cli.options import (
-    add_flags,
-    arguments_of,
-    check_priced,
-    common,
-    exchange_given,
-    flag,
-    machine_of,
-    number,
-    words,
-)
+from refsgd.cli.options import add_flags, arguments_of, check_priced, common, flag, machine_of, number, words
 from refsgd.experiment.computer.limits import usable_cores
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Training, Usage
 
@@ -91,8 +81,8 @@ def read(args: argparse.Namespace) -> Race:
 
     found = Race.load(args.source)
     said = [f.name for f in fields(Training) if getattr(args, f.name) is not None and f.name != "machine"]
-    if other := [*said, *exchange_given(args)]:
-        raise Usage(f"{flag(other[0])} with --from, whose race has its own; expected only options of the "
+    if said:
+        raise Usage(f"{flag(said[0])} with --from, whose race has its own; expected only options of the "
                     "machine")
     args.workers = max(row.workers for row in found.rows)
     return found.on(machine_of(args, found.machine)) if "machine" in arguments_of(args) else found

@@ -285,10 +285,10 @@ def nodes_of(workers: int, servers: int | Sequence[int] = 0) -> Deployment:
         found += [(f"server{k}", "server", k) for k in range(servers)]
     else:
         found += [(f"server{k}.part{j}", "server", k) for j, k in enumerate(servers)]
-    return {name: Node(_nothing(), role=role, rank=rank) for name, role, rank in found}
+    return {name: Node(placed_only(), role=role, rank=rank) for name, role, rank in found}
 
 
-def _nothing() -> Program[None]:
+def placed_only() -> Program[None]:
     """The program of a node that is only placed."""
     yield from ()
 

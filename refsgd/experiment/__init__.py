@@ -1,7 +1,5 @@
 """Experiments: combine problem, algorithm and machine; run, evaluate, compare.
 
 A run goes through `prepare` (an `Experiment` from checked arguments), `run` (records, checkpoints),
-`execution.perform` (a runtime, again after a death) and `evaluation` (a `Result`).  `memory` and `simulated`
-predict besides the formulas; `compare` and `sweep` do the same for several algorithms; `stepper` lets you
-choose what happens next.
+`execution.perform` (a runtime, again after a death) and `evaluation` (a `Result`).
 """

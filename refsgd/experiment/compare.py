@@ -14,12 +14,11 @@ from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import check_unpaced, check_warmup, suggestion
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import evaluate
-from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, perform
-from refsgd.experiment.execution.watched import check_monitor, watched
+from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, check_monitor, perform, watched
 from refsgd.experiment.functions import Algorithm, deployment_function, is_place, listed, shared
 from refsgd.experiment.options import unused
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Experiment, Say, Usage, prepare
-from refsgd.experiment.result import FORMAT, Result
+from refsgd.experiment.result import FORMAT, Result, labelled
 from refsgd.runtimes.fork import runtime_here
 from refsgd.trace.schema import json_text
 
@@ -42,8 +41,8 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The algorithm with its options, e.g. ``ssp staleness=3``."""
-        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
+        """The algorithm with its options."""
+        return labelled(self.algorithm, self.options)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values; the history is that of the measured run."""
@@ -146,7 +145,7 @@ class Turn(NamedTuple):
     @property
     def label(self) -> str:
         """The label of its row."""
-        return Row(self.experiment.name, self.told, {}, None, None).label
+        return labelled(self.experiment.name, self.told)
 
 
 def prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], stated: Sequence[str],
@@ -244,8 +243,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
     rows = []
     for (_, _, experiment, each), real_one in zip(turns, here, strict=True):
         step(f"{experiment.name}: simulating")
-        predicted = experiment.predicted()
-        measured = None
+        predicted, measured = experiment.predicted(), None
         try:
             simulated = _evaluated(experiment, "simulator", warmup_steps, not real and monitor)
         except FloatingPointError as error:  # the others can still be compared

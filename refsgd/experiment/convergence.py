@@ -144,8 +144,7 @@ class Approach:
 
 
 def approach(e: Experiment, text: str, figures: Figures) -> Approach:
-    """Add the updates until the expected loss is at the target, at the rate of the experiment, and the best
-    rate, or why there are none, to the `figures` of an experiment."""
+    """Add the updates to the target and the best rate, or why there are none, to the `figures`."""
     wanted = Target.read(text)
     if (given := e.problem.spectrum) is None or wanted.metric != "loss":
         raise Usage(f"target {text} with data {e.problem.describe['data']}; expected loss=VALUE with "

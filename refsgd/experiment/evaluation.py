@@ -71,8 +71,8 @@ def evaluate(experiment: Experiment, runtime: str, run: Run, evaluations: int = 
 
 
 def count_images(experiment: Experiment, trace: Trace) -> None:
-    """Complete the marks of updates that do not say how many images they applied; the replicas of a pipeline
-    come first among the ranks, and each of its stages has their shares of the data."""
+    """Complete the marks of updates that do not say how many images they applied."""
+    # the replicas of a pipeline come first among the ranks; its stages have their shares of the data
     rank, images = ranks(experiment.nodes), experiment.problem.images
     number_images(trace, lambda worker, t: images(rank[worker] % experiment.replicas, t))
 
@@ -108,8 +108,7 @@ def model(trace: Trace, x0: Array, moment: Moment) -> Array | None:
 
 
 def history(trace: Trace, problem: Problem, points: int) -> list[list[float]]:
-    """[seconds, updates, images, loss, test accuracy] of the model at up to `points` evenly spaced moments,
-    evaluated after the run."""
+    """[seconds, updates, images, loss, test accuracy] of the model at up to `points` even moments."""
     known = list(moments(trace, trace.marks("update")))
     chosen = dict[int, Moment]()
     for goal in (known[-1].span[1] * (k + 1) / points for k in range(points) if known):

@@ -1,8 +1,7 @@
 """Memory of every node of a run by formula: what its programs keep at their fullest moment.
 
 Parameters, gradients and the state of the update rule follow from the algorithm, activations from the plan
-by which the net computes.  Not counted: the interpreter, its modules and the data set, which processes have
-from the start and share.
+by which the net computes; what processes have from the start and share is not counted.
 """
 
 from __future__ import annotations

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from refsgd.algorithms.exchange import PLAIN, of
 from refsgd.algorithms.facts import EXCHANGE, Facts, declared, facts_of
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.devices import written
-from refsgd.cluster.links import Network
+from refsgd.cluster.links import Network, placed_only
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.placement import grouped, usual
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
-from refsgd.effects import Deployment, Program, ranks, roles
+from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment import memory
 from refsgd.experiment.arguments import (
     MOST,
@@ -31,15 +31,8 @@ from refsgd.experiment.arguments import (
     checked,
 )
 from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, line_of, with_defaults
-from refsgd.experiment.options import exchanges, pipelines, rules, unused
+from refsgd.experiment.options import exchanges, pipelines, problems, rules, unused
 from refsgd.experiment.options.batches import Batch, batches_of, text_of
-from refsgd.experiment.options.problems import (
-    DEFAULT_DATA,
-    build_problem,
-    check_used,
-    default_net,
-    own_problem,
-)
 from refsgd.problems import Problem
 from refsgd.trace.metrics import PREDICTED
 
@@ -57,22 +50,6 @@ NEWER = ("optimiser", "warmup", "scale_lr", "validation", "start")
 DEFAULT_STEPS = 20  #: where each step takes all data, which L-BFGS does
 
 Say = Callable[[str], None]
-
-
-def usual_workers(facts: Facts, options: Mapping[str, Any], machine: Any) -> int:
-    """The number of workers where none is given: replicas of as many stages, or as many as have a host."""
-    stages = options.get("stages")
-    if facts.staged and isinstance(stages, int) and stages > 0:
-        return stages * max(1, Training.workers // stages)
-    hosts = machine.hosts if isinstance(machine, Machine) else ""
-    room = usual(hosts, ()) if hosts and not str(hosts).startswith("cyclic") else None
-    if room is None:
-        return Training.workers
-    return room[0] if not isinstance(hosts, str) else min(room[0], Training.workers)
-
-
-def _nothing() -> Program[None]:
-    yield from ()
 
 
 @dataclass(frozen=True)
@@ -170,7 +147,8 @@ class Experiment:
     @cached_property
     def nodes(self) -> Deployment:
         """Its nodes, for reading: roles, ranks and properties; their programs do nothing."""
-        return {name: replace(node, main=_nothing(), handlers=[_nothing() for _ in node.handlers], cells=())
+        return {name: replace(node, main=placed_only(), cells=(),
+                              handlers=[placed_only() for _ in node.handlers])
                 for name, node in self._first[0].items()}
 
     @cached_property
@@ -187,15 +165,13 @@ class Experiment:
         given = {"servers": self.servers, "rotated": self.machine.colocated and self.servers == self.workers}
         options = {name: value for name, value in given.items() if name in taken} | self.options
         check_function(self.name, self.function, options)
+        make = partial(self.function, self.problem, self.workers, self.steps, self.sgd, **options)
         try:
-            found = check_deployment(self.name, self._called(options))
+            found = check_deployment(self.name, make())
             where = self._where(found, taken)
-            return check_deployment(self.name, self._called(where | options)) if where else found
+            return check_deployment(self.name, make(**where)) if where else found
         except ValueError as error:
             raise Usage(f"{error}{line_of(error, self.algorithm)}") from None
-
-    def _called(self, options: Mapping[str, Any]) -> Deployment:
-        return self.function(self.problem, self.workers, self.steps, self.sgd, **options)
 
     def _where(self, deployment: Deployment, taken: Sequence[str]) -> dict[str, list[int]]:
         """Numbers of each worker's host and group, if the machine has them and the algorithm takes them."""
@@ -275,7 +251,7 @@ class Training:
     steps: int | None = None
     epochs: float | None = None
     batch: Batch = 16
-    data: str = DEFAULT_DATA
+    data: str = problems.DEFAULT_DATA
     net: str | None = None
     lr: float = rules.OPTIMISERS["sgd"][1]
     momentum: float = 0.0
@@ -301,28 +277,32 @@ class Training:
     def of(cls, given: Mapping[str, Any]) -> Training:
         """Checked arguments, with the rate of the optimiser if none is given."""
         found = cls(**given)
-        found.check()
+        check_whole(1, workers=found.workers, servers=found.servers)
+        check_whole(0, seed=found.seed, bucket=found.bucket, warmup=found.warmup)
+        check_length(found.steps, found.epochs)
+        check_kind(Real, "a number", lr=found.lr, momentum=found.momentum, weight_decay=found.weight_decay,
+                   validation=found.validation)
+        if not 0 <= found.validation < 1:
+            raise Usage(f"validation {found.validation}; expected a share in [0, 1)")
+        check_kind(str, "text", schedule=found.schedule, data=found.data, shards=found.shards,
+                   net=found.net or "", layout=found.layout, compress=found.compress,
+                   optimiser=found.optimiser)
+        check_kind(bool, "True or False", priority=found.priority, feedback=found.feedback,
+                   scale_lr=found.scale_lr)
         if "lr" not in given and found.optimiser in rules.OPTIMISERS:
             found = replace(found, lr=rules.OPTIMISERS[found.optimiser][1])
         return found
 
-    def check(self) -> None:
-        """Refuse values of the wrong type or out of range."""
-        check_whole(1, workers=self.workers, servers=self.servers)
-        check_whole(0, seed=self.seed, bucket=self.bucket, warmup=self.warmup)
-        check_length(self.steps, self.epochs)
-        check_kind(Real, "a number", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay,
-                   validation=self.validation)
-        if not 0 <= self.validation < 1:
-            raise Usage(f"validation {self.validation}; expected a share in [0, 1)")
-        check_kind(str, "text", schedule=self.schedule, data=self.data, shards=self.shards,
-                   net=self.net or "", layout=self.layout, compress=self.compress, optimiser=self.optimiser)
-        check_kind(bool, "True or False", priority=self.priority, feedback=self.feedback,
-                   scale_lr=self.scale_lr)
-
-    def filling(self, facts: Facts, options: Mapping[str, Any]) -> Training:
-        """With the usual number of workers."""
-        return replace(self, workers=usual_workers(facts, options, self.machine))
+    def usual_workers(self, facts: Facts, options: Mapping[str, Any]) -> int:
+        """Their number where none is given: replicas of as many stages, or as many as have a host."""
+        stages = options.get("stages")
+        if facts.staged and isinstance(stages, int) and stages > 0:
+            return stages * max(1, Training.workers // stages)
+        hosts = self.machine.hosts if isinstance(self.machine, Machine) else ""
+        room = usual(hosts, ()) if hosts and not str(hosts).startswith("cyclic") else None
+        if room is None:
+            return Training.workers
+        return room[0] if not isinstance(hosts, str) else min(room[0], Training.workers)
 
     def on_machine(self, single: bool) -> tuple[int, Machine]:
         """The number of workers of an algorithm, which may have a `single` one, and the machine for it."""
@@ -336,14 +316,15 @@ class Training:
 
     def problem(self, own: Problem | None, share: str, workers: int, batch: int | Sequence[int]) -> Problem:
         """The problem named by `data` and `net`, or the given one, for this many shares of the data."""
-        check_used(own is not None, self.data, self.net, self.batch, self.shards, Training.batch, self.start)
+        problems.check_used(own is not None, self.data, self.net, self.batch, self.shards, Training.batch,
+                            self.start)
         if own is None:
-            return build_problem(self.data, self.net or default_net(self.data), workers, batch, self.seed,
-                                 self.shards, self.validation, self.start)
+            return problems.build_problem(self.data, self.net or problems.default_net(self.data), workers,
+                                          batch, self.seed, self.shards, self.validation, self.start)
         if not isinstance(batch, int):
             raise Usage(f"batch {text_of(batch)} with your own problem; expected its images(rank, t) to say "
                         "how many images a gradient has")
-        return own_problem(own, share, workers)
+        return problems.own_problem(own, share, workers)
 
     def length(self, problem: Problem, whole: bool) -> int:
         """Iterations of each worker, or steps that each take the `whole` data."""
@@ -370,7 +351,8 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
     options = {key: value for key, value in arguments.items() if key not in shared}
     check_options(name, function, options, ["problem", *shared])
     facts = facts_of(function, options)
-    training = training if "workers" in arguments else training.filling(facts, options)
+    if "workers" not in arguments:
+        training = replace(training, workers=training.usual_workers(facts, options))
     workers, machine = training.on_machine(facts.single)
     replicas = pipelines.replicas(facts, workers, options)
     batch = batches_of(training.batch, replicas, machine, facts.share != "worker" and replicas == 1)
@@ -399,7 +381,10 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
         exchanges.try_out(experiment)
     nodes = experiment.nodes  # refuses wrong options now, before anything runs
     if training.servers != 1 and not facts.served:
-        refuse_servers(training.servers, name, known, nodes)
+        has = "it has " + ("one server" if "server" in roles(nodes).values() else "no servers")
+        why = f": {has}; expected 1" if known else (
+            ", whose function does not take their number; expected 1, or a parameter servers before the star")
+        raise Usage(f"servers {training.servers} with {name}{why}")
     with checked():
         _ = experiment.network
     if on_devices(machine) and problem.work is None:
@@ -407,15 +392,6 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
                     "unknown; by it a device prices a gradient: expected a net such as tiny, or a time")
     unused.check([experiment], stated)
     return experiment
-
-
-def refuse_servers(servers: int, name: str, known: str, deployment: Deployment) -> NoReturn:
-    """Refuse a number of servers that a deployment function does not take."""
-    if not known:
-        raise Usage(f"servers {servers} with {name}, whose function does not take their number; expected 1, "
-                    "or a parameter servers before the star")
-    why = "it has " + ("one server" if "server" in roles(deployment).values() else "no servers")
-    raise Usage(f"servers {servers} with {name}: {why}; expected 1")
 
 
 def predict(algorithm: Algorithm, problem: Problem | None = None, *, kind: str = "formulas",

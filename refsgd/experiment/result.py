@@ -122,6 +122,11 @@ def final_parameters(run: Run) -> Array:
     return average(workers)
 
 
+def labelled(algorithm: str, options: Mapping[str, Any]) -> str:
+    """An algorithm with its options, e.g. ``ssp staleness=3``."""
+    return " ".join([algorithm, *(f"{k}={v}" for k, v in options.items())])
+
+
 class WhenAsked(Mapping[str, Any]):
     """A mapping that is computed when somebody looks into it: a prediction may take a second."""
 
@@ -146,8 +151,7 @@ class WhenAsked(Mapping[str, Any]):
 
 
 def samples_of(problem: Mapping[str, Any]) -> list[str]:
-    """What a problem says of figures that are of a sample only, e.g. ``train and loss: the first 2000 of
-    60000 training images``."""
+    """What a problem says of figures that are of a sample, e.g. ``train: the first 2000 of 60000 images``."""
     return [f"{'train and loss' if part == 'train' else part}: {sample}"
             for part, sample in problem.get("samples", {}).items()]
 
@@ -210,12 +214,9 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """The public JSON format, version 2, as a dictionary."""
-        out: dict[str, Any] = {"refsgd": __version__, "format": FORMAT}
-        for f in fields(self):
-            if f.name in SCHEMA:
-                out[f.name] = getattr(self, f.name)
-        out |= {"machine": self.machine.to_json(), "predicted": dict(self.predicted)}
-        return out
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name in SCHEMA}
+        return {"refsgd": __version__, "format": FORMAT, **own,
+                "machine": self.machine.to_json(), "predicted": dict(self.predicted)}
 
     def to_json(self) -> str:
         """The result as strict JSON, with null for NaN and "inf" for infinity; `from_json` reads it back."""
@@ -243,21 +244,17 @@ class Result:
             raise ValueError(f"result format {found!r}; expected {FORMAT}, or 1 of an older version")
         if data["format"] == 1:
             data["measured"] = _flat(data.get("measured"))
-        wrong = schema.misfit(data, SCHEMA)
-        if wrong:
+        if wrong := schema.misfit(data, SCHEMA):
             raise ValueError(f"result: {wrong}")
-        values = {name: data[name] for name in SCHEMA}
-        for name in ("loss", "consensus_distance"):
-            values[name] = schema.as_number(data[name])
-        values["options"] = schema.infinities(data["options"])
-        values["history"] = [list(map(schema.as_number, point)) for point in data["history"]]
-        values["machine"] = Machine.from_json(values["machine"])
-        return cls(**values)
+        numbers = {name: schema.as_number(data[name]) for name in ("loss", "consensus_distance")}
+        return cls(**{name: data[name] for name in SCHEMA} | numbers | {
+            "options": schema.infinities(data["options"]), "machine": Machine.from_json(data["machine"]),
+            "history": [list(map(schema.as_number, point)) for point in data["history"]]})
 
     @property
     def label(self) -> str:
         """The algorithm with its options, e.g. ``ssp staleness=3``."""
-        return " ".join([self.algorithm, *(f"{k}={v}" for k, v in self.options.items())])
+        return labelled(self.algorithm, self.options)
 
     def __str__(self) -> str:
         return self.summary()

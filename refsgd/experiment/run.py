@@ -16,9 +16,8 @@ from refsgd.cluster.units import counted
 from refsgd.experiment.arguments import Usage, check_unpaced, check_warmup, check_whole, checked
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import EVALUATIONS, evaluate
-from refsgd.experiment.execution.perform import OBSERVED, RUNTIMES, perform, planned
+from refsgd.experiment.execution.perform import OBSERVED, RUNTIMES, check_monitor, perform, planned, watched
 from refsgd.experiment.execution.resume import NAME, Records, first_file, on_request, ready, stored
-from refsgd.experiment.execution.watched import check_monitor, watched
 from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_function, source_sha256
 from refsgd.experiment.prepare import Experiment, Say, prepare
 from refsgd.experiment.result import Result
@@ -36,8 +35,7 @@ __all__ = ["replay", "run"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run: what is run, where, and which files are written; see `run`.  `arguments` are
-    those of `refsgd.experiment.prepare.prepare`: what is trained, and on which machine."""
+    """What is run, where, and which files are written, see `run`; `arguments` are those of `prepare`."""
 
     algorithm: Algorithm
     problem: Problem | None = None
@@ -248,8 +246,7 @@ def carry_out(options: RunOptions) -> Result:
 
 
 def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experiment, list[Record]]:
-    """The run begun by the records at `place`: options with the remaining faults, the experiment, and the
-    records; refuses options that disagree with them."""
+    """The options, experiment and records of the run at `place`; refuses options that disagree with it."""
     start = stored(place)
     (name, function), header = deployment_function(options.algorithm), start[0].header
     if header["algorithm"] != (catalogue_name(function) or options.algorithm):
@@ -261,7 +258,7 @@ def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experim
         experiment = recorded_experiment(header)
         if header["on_death"] not in POLICIES:
             raise ReplayError(f"line 1: on_death {header['on_death']!r}; expected one of "
-                                        + ", ".join(POLICIES))
+                              + ", ".join(POLICIES))
     except ReplayError as error:
         raise ReplayError(f"{first_file(place)}, {error}") from None
     if options.arguments:
@@ -338,10 +335,13 @@ def _reproduced(record: str | Path, data: Record) -> Result:
         finished, done = replaying.replay_beginning(experiment.deploy, data.steps)
         cut = "the record ends early (no end line): it was cut off, or the run crashed"
         if not done:
-            raise ReplayError(f"{cut}; none of its {counted(data.size, 'step')} can be replayed, "
-                                        "expected at least one")
+            raise ReplayError(f"{cut}; none of its {counted(data.size, 'step')} can be replayed, expected at "
+                              "least one")
         warnings.warn(f"{record}: {cut}; this replays {done} of {data.size} steps", stacklevel=3)
-        finished = with_parameters(finished, experiment.problem)
+        servers = [node for node in finished.trace.nodes if not finished.trace.is_worker(node)]
+        holders = servers or finished.trace.workers
+        if not finished.values.keys() >= set(holders):
+            finished = Run(finished.trace, {holders[0]: experiment.problem.x0})
     else:
         finished = replaying.replay(experiment.deploy, data.steps)
     trace, machine = finished.trace, experiment.machine
@@ -350,9 +350,8 @@ def _reproduced(record: str | Path, data: Record) -> Result:
     result = evaluate(experiment, "replay", finished)
     expected = data.end["parameters_sha256"] if data.end is not None else result.parameters_sha256
     if result.parameters_sha256 != expected:
-        raise ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, "
-                                    f"recorded {expected[:16]}; expected the same library version, data and "
-                                    "processor type")
+        raise ReplayError(f"replayed parameters have SHA-256 {result.parameters_sha256[:16]}, recorded "
+                          f"{expected[:16]}; expected the same library version, data and processor type")
     return result
 
 
@@ -377,12 +376,3 @@ def stored_arguments(header: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"arguments.{name} is {arguments[name]}; expected no more than the {nodes} "
                              "nodes")
     return {**arguments, "machine": Machine.from_json(arguments["machine"])}
-
-
-def with_parameters(run: Run, problem: Problem) -> Run:
-    """The beginning of a run with parameters to evaluate: those held by its nodes, or the starting point."""
-    servers = [node for node in run.trace.nodes if not run.trace.is_worker(node)]
-    holders = servers or run.trace.workers
-    if all(node in run.values for node in holders):
-        return run
-    return Run(run.trace, {holders[0]: problem.x0})

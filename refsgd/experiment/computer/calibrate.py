@@ -22,28 +22,11 @@ from refsgd.cluster.distributions import Distribution
 from refsgd.cluster.links import Overhead
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Array, payload_bytes
-from refsgd.experiment.computer.inside import (
-    CHECKED,
-    CODED,
-    FITTED,
-    SERVED,
-    SHORT,
-    SILENT,
-    Pace,
-    between_gradients,
-    codec_price,
-    crowding,
-    noise,
-    pace,
-    predicted,
-    problem_of,
-    run,
-    update_price,
-    with_messages,
-)
+from refsgd.experiment.computer import inside
 from refsgd.experiment.computer.limits import usable_cores
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.fork import NO_FORK, can_fork
+from refsgd.trace import Trace
 from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:
@@ -86,7 +69,7 @@ class Calibration:
     describe: dict[str, Any]  #: nets, processor, cores
     others: float = 0.0  #: mean number of cores used by other processes
     excess: float = 0.0  #: mean over median of equal gradients, less 1; the median over the points
-    runs: tuple[Pace, ...] = ()  #: runs, and what the machine says of them
+    runs: tuple[inside.Pace, ...] = ()  #: runs, and what the machine says of them
 
     @property
     def doubt(self) -> str:
@@ -159,8 +142,7 @@ def others() -> tuple[float, float]:
 
 
 def timed(act: Callable[[], Any], seconds: float) -> Array:
-    """Core seconds of each of the calls made within about `seconds`, without waits for a busy core if the
-    system tells."""
+    """Core seconds of each of the calls made within about `seconds`, without waits if the system tells."""
     clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
     act()
     found: list[float] = []
@@ -190,21 +172,27 @@ def steps_of(net: str, batch: int) -> int:
     return int(min(max(SECONDS / once, 30), STEPS))
 
 
+def run(algorithm: str, net: str, batch: int, workers: int, runtime: str = "processes",
+        most: int = STEPS) -> Trace:
+    """The trace of a run that takes about `SECONDS`."""
+    return inside.run(algorithm, inside.problem_of(net, batch, workers), workers,
+                      min(steps_of(net, batch), most), runtime)
+
+
 def measure(nets: Sequence[str], batches: Sequence[int]) -> tuple[list[Point], Distribution, float]:
-    """The points of some nets and batches, the variation of a gradient's time, and the mean over the median
-    of equal gradients, less 1."""
+    """The points, the variation of a gradient's time, and the mean over the median of equal ones, less 1."""
     points, samples, excess = [], [], []
     for net in nets:
         for b in sorted(batches):
-            problem = problem_of(net, b, 1)
-            times = between_gradients(run(ALONE, problem, 1, steps_of(net, b)))
+            problem = inside.problem_of(net, b, 1)
+            times = inside.between_gradients(run(ALONE, net, b, 1))
             assert problem.work is not None
             mean = float(times.mean())
             points.append(Point(net, b, problem.work(0, 0), problem.x0.nbytes, mean,
                                 float(times.std()) / mean))
             samples.append(times)
             excess.append(mean / float(np.median(times)) - 1)
-    return points, noise(samples), statistics.median(excess)
+    return points, inside.noise(samples), statistics.median(excess)
 
 
 def fitted(points: Sequence[Point]) -> Device:
@@ -228,31 +216,27 @@ def fitted(points: Sequence[Point]) -> Device:
 
 def crowded(net: str, batch: int, cores: int) -> tuple[float, ...]:
     """The factors by which gradients take longer while one, two, ... processes compute."""
-    steps, found = steps_of(net, batch), []
-    for k in (k for k in CROWD if k <= max(cores, 1)):
-        trace = run(SILENT, problem_of(net, batch, k), k, steps)
-        found.append((k, float(between_gradients(trace).mean())))
-    return crowding(found)
+    return inside.crowding([
+        (k, float(inside.between_gradients(run(inside.SILENT, net, batch, k)).mean()))
+        for k in CROWD if k <= max(cores, 1)])
 
 
 def short_gradient() -> Distribution:
     """The time of the short net's gradient."""
-    times = between_gradients(run(ALONE, problem_of(*SHORT, 1), 1, steps_of(*SHORT)))
-    varies = noise([times])
+    times = inside.between_gradients(run(ALONE, *inside.SHORT, 1))
+    varies = inside.noise([times])
     return replace(varies, parameters=tuple((np.array(varies.parameters) * times.mean()).tolist()))
 
 
 def updates(nets: Sequence[tuple[str, int]]) -> tuple[float, float]:
-    """The seconds of an update, and those for each byte that it reads: of one or two gradients, beside x and
-    the state of the update rule."""
+    """The seconds of an update, and those for each byte that it reads: x, state, one or two gradients."""
     found = []
     for net, batch in nets:
-        for algorithm, workers in ((ALONE, 1), (SERVED, 2)):
-            problem = problem_of(net, batch, workers)
-            trace = run(algorithm, problem, workers, min(steps_of(net, batch), 300))
-            x = problem.x0
+        for algorithm, workers in ((ALONE, 1), (inside.SERVED, 2)):
+            trace = run(algorithm, net, batch, workers, most=300)
+            x = inside.problem_of(net, batch, workers).x0
             found.append((trace, payload_bytes((x, SGD(0.01).start(x), *[x] * workers))))
-    return update_price(found)
+    return inside.update_price(found)
 
 
 def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES,
@@ -266,28 +250,30 @@ def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES,
     began, before = others()
     cores, batch = max(1, int(usable_cores())), sorted(batches)[len(batches) // 2]
     few = min(max(cores, 2), MOST)
-    used = [*((net, batch) for net in nets), *[SHORT] * (SHORT[0] not in nets)]
-    transports, runs = dict[str, Channel](), list[Pace]()
+    used = [*((net, batch) for net in nets), *[inside.SHORT] * (inside.SHORT[0] not in nets)]
+    transports, runs = dict[str, Channel](), list[inside.Pace]()
     with threadpoolctl.threadpool_limits(1):
         points, varies, excess = measure(nets, batches)
         fixed, per_byte = updates(used)
-        coded, short = problem_of(nets[-1], batch, few), short_gradient()
-        crowd = crowded(nets[-1], batch, cores)
-        codec = codec_price(run(CODED, coded, few, steps_of(nets[-1], batch)), coded.x0.size, crowd)
+        short, crowd = short_gradient(), crowded(nets[-1], batch, cores)
+        codec = inside.codec_price(run(inside.CODED, nets[-1], batch, few),
+                                   inside.problem_of(nets[-1], batch, few).x0.size, crowd)
         found = machine = Machine(compute=replace(fitted(points), noise=varies), hosts="cyclic:1",
                                   cores=cores, crowding=crowd, updating=per_byte, codec=codec,
                                   update=Distribution("fixed", (fixed,)))
         for name in ("processes", "tcp"):
-            traces = {(algorithm, *each): run(algorithm, problem_of(*each, few), few, steps_of(*each), name)
+            traces = {(algorithm, *each): run(algorithm, *each, few, name)
                       for each in dict.fromkeys((used[0], used[-1]))
-                      for algorithm in (*FITTED, *(CHECKED if name == runtime else ()))}
-            measured = [Pace(*each, few, pace(trace), fitted=each[0] in FITTED)
+                      for algorithm in (*inside.FITTED, *(inside.CHECKED if name == runtime else ()))}
+            measured = [inside.Pace(*each, few, inside.pace(trace), fitted=each[0] in inside.FITTED)
                         for each, trace in traces.items()]
-            here = with_messages(machine, list(traces.values()), [p for p in measured if p.fitted], short)
+            here = inside.with_messages(machine, list(traces.values()),
+                                        [p for p in measured if p.fitted], short)
             transports[name] = Channel(here.inside.latency if here.inside else 0.0, here.overhead)
             if name == runtime:
                 found = here
-                runs = [p._replace(predicted=predicted(here, *p[:4])) for p in measured if p.net in nets]
+                runs = [p._replace(predicted=inside.predicted(here, *p[:4]))
+                        for p in measured if p.net in nets]
     now, after = others()
     describe = {"nets": list(nets), "processor": platform.processor() or platform.machine(),
                 "cores": os.cpu_count()}

@@ -1,10 +1,10 @@
-"""Limits that a container or a batch system sets by control groups (Linux), which the number of cores and the
-free memory do not show; versions 1 and 2."""
+"""Limits that a container or a batch system sets by control groups of Linux, versions 1 and 2."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 #: where the system shows control groups, and to which this process belongs
@@ -12,10 +12,8 @@ ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def _groups(controller: str) -> Iterator[Path]:
-    """The folders of this process's groups for a controller, with those around them.
-
-    In a container the path may be the host's, which is not visible; then the root is the container's group.
-    """
+    """The folders of this process's groups for a controller, with those around them."""
+    # in a container the path may be the host's, which is not visible: the root is the container's group
     try:
         lines = OWN.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -57,17 +55,12 @@ def free_memory() -> float:
                                   ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
             limit, used = _numbers(folder, most), _numbers(folder, now)
             if limit and used:
-                found.append(limit[0] - used[0] + _statistic(folder, cached))
+                found.append(limit[0] - used[0])
+                with suppress(OSError):
+                    lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+                    found[-1] += next((float(line.split()[1]) for line in lines
+                                       if line.startswith(f"{cached} ")), 0.0)
     return max(min(found), 0.0)
-
-
-def _statistic(folder: Path, name: str) -> float:
-    """A line of a group's statistics of memory."""
-    try:
-        lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return 0.0
-    return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
 
 def free_tasks() -> float:

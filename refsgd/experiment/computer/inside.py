@@ -2,11 +2,8 @@
 
 A gradient in a run takes longer than one in a loop: its batch is gathered, its parameters have just been
 written, neighbours use the same caches and memory, and programs and transports spend time on every message.
-So the price of a gradient is the pace of `sequential`, whatever the events in between cost; crowding is the
-pace of `independent` with more processes; an update is priced as runs with one and two gradients took it;
-and the overhead of a message is that with which the simulated pace of runs that exchange messages is the
-measured one.  Runs of a short net take part in that fit: beside a long gradient, whose times vary, what every
-message costs cannot be seen.
+So its price is the pace of `sequential`, crowding that of `independent` with more processes, and the overhead
+of a message is fitted to the pace of runs, those of a short net too: long gradients vary by more than it.
 """
 
 from __future__ import annotations
@@ -124,24 +121,21 @@ def noise(samples: Iterable[Array]) -> Distribution:
 
 
 def update_price(runs: Iterable[tuple[Trace, int]]) -> tuple[float, float]:
-    """The seconds of an update and those for each byte that it reads, from runs and the bytes of each update;
-    each run's median counts, relative to itself."""
+    """The seconds of an update and those for each byte that it reads, from runs and the bytes of each."""
     from scipy.optimize import nnls
 
-    rows, sizes = [], set[int]()
+    rows = []
     for trace, nbytes in runs:
         took = list(updates(trace))
-        rows.append((statistics.median(took[int(WARM * len(took)):]), nbytes))
-        sizes.add(nbytes)
-    terms = np.array([[1.0, nbytes * 1e-6 * (len(sizes) > 1)] for _, nbytes in rows])
-    terms /= np.array([[seconds] for seconds, _ in rows])
-    fixed, per_megabyte = nnls(terms, np.ones(len(rows)))[0]
+        rows.append((statistics.median(took[int(WARM * len(took)):]), nbytes * 1e-6))
+    seconds, sizes = np.array(rows).T
+    terms = np.stack([np.ones(len(rows)), sizes * (len({*sizes}) > 1)], axis=1)
+    fixed, per_megabyte = nnls(terms / seconds[:, None], np.ones(len(rows)))[0]  # relative to each run
     return float(fixed), float(per_megabyte) * 1e-6
 
 
 def codec_price(trace: Trace, d: int, crowding: Sequence[float]) -> float:
-    """The seconds for each byte of a gradient that is encoded or decoded, both equally often, by a program
-    alone: here all workers do so at about the same time."""
+    """The seconds for each byte of a gradient that one program encodes or decodes; here all do at once."""
     took = [e.time - e.start for e in trace.of(Computed) if e.work == "codec"]
     return statistics.fmean(took[int(WARM * len(took)):]) / (4 * d) / crowding[:len(trace.workers)][-1]
 
@@ -178,12 +172,10 @@ def ends(trace: Trace) -> tuple[float, float]:
 
 def with_messages(machine: Machine, traces: Sequence[Trace], measured: Sequence[Pace],
                   short: Distribution) -> Machine:
-    """The machine with the latency that traces show, and the overhead that fits the pace of some runs, of
-    which the short net's gradients take times of their own.
+    """The machine with the latency that traces show, and the overhead that fits the pace of some runs.
 
     What a message costs its receiver does not show in a trace: the transport copies it, and what is computed
-    from it finds nothing in the caches.  Where these runs have more programs than the host has cores, the
-    crowding of one program too many is fitted, too.
+    from it finds nothing in the caches.  The crowding of one program more than cores is fitted, too.
     """
     from scipy.optimize import minimize
 

@@ -28,8 +28,7 @@ BUSY, SHORT = 0.8, 0.002
 
 
 def check_address_space() -> None:
-    """Refuse a limit of this process's memory under which the import of a library may wait forever: OpenBLAS
-    asks again and again for what it does not get."""
+    """Refuse a limit of memory under which OpenBLAS may ask forever for what it does not get."""
     with suppress(ImportError):
         import resource
 
@@ -55,9 +54,8 @@ def free_memory() -> float:
 
 
 def gradient_seconds(problem: Problem) -> tuple[float, float]:
-    """Mean and least seconds of a gradient of a mean batch on one core of this computer, after a first one
-    that may compile."""
-    problem.gradient(problem.x0, 0, 0)
+    """Mean and least seconds of a gradient of a mean batch on one core of this computer."""
+    problem.gradient(problem.x0, 0, 0)  # may compile
     found: list[float] = []
     while len(found) < 5 and sum(found) < 0.5:
         started = time.perf_counter()
@@ -69,8 +67,7 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 
 
 def check_processes(experiment: Experiment, runtime: str) -> None:
-    """Refuse more processes than this computer can start in about half a minute or has memory for, or more
-    than a launcher has started."""
+    """Refuse more processes than a launcher has started, or this computer can start in half a minute."""
     needed = len(set(experiment.network.host.values()))
     if runtime in LAUNCHERS:
         from refsgd.runtimes.processes import mpi
@@ -88,8 +85,7 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
 
 
 def check_pace(experiment: Experiment) -> None:
-    """Refuse a paced run whose real computing needs more cores than there are; warn if it comes close, or if
-    drawn durations are too short."""
+    """Refuse a pace for which gradients need more cores than there are; warn of one that comes close."""
     mean = experiment.seconds
     if not experiment.steps or not mean:
         return

@@ -1,14 +1,7 @@
 """Elastic restart: after a worker dies, continue with the survivors (`shrink`) or all workers (`restart`).
 
-The survivors run for as long as they can.  When all of them wait for the dead node, they are halted, and the
-next attempt starts a fresh deployment of the same algorithm from the servers' newest parameters, or from the
-mean of the surviving replicas after the last iteration that all of them completed.  Iterations, learning
-rates and batches continue from there.  Velocities, residuals and messages in transit are lost; with shrink,
-the dead worker's share of the data is not used again.  The death of a server, which holds a part of the
-parameters, ends the run.
-
-TorchElastic and Elastic Horovod do the same: after a failure they end all workers and start the remaining
-ones from the last common state.
+When all survivors wait for the dead node, they are halted, and the next attempt is a fresh deployment of the
+same algorithm, which continues from their newest parameters (docs/faults).
 """
 
 from __future__ import annotations
@@ -117,8 +110,7 @@ class Attempts:
         return Attempt(self.next.number + 1, later, faults, names)
 
     def joined(self, last: Run) -> Run:
-        """All attempts so far and the last one as one run: one clock, the names of the first attempt, and
-        continued numbers and versions."""
+        """All attempts so far and the last one as one run, with one clock and the names of the first."""
         if self.run is None:
             return last
         names, before, after = self.next.names, self.run.trace, last.trace
@@ -148,17 +140,16 @@ def living(halted: Halted) -> list[str]:
 
 
 def iterations(halted: Halted) -> int:
-    """Iterations of the halted attempt that every living worker completed; 0 if none is alive, so that all
-    are repeated."""
+    """Iterations of the halted attempt that every living worker completed; 0 if none is alive."""
     ends: dict[str, int] = {e.node: e.values["t"] + 1 for e in halted.run.trace.marks("clock")}
     return min((ends.get(node, 0) for node in living(halted)), default=0)
 
 
 def parameters(halted: Halted, x0: Array, experiment: Experiment) -> Array:
-    """The parameters, (d,), after an attempt that began at `x0`: the servers' newest parts, or the mean of
-    the living replicas.  A server without a part, such as a coordinator, marks no updates."""
+    """The parameters, (d,), after an attempt that began at `x0`, of the servers or of the living replicas."""
     trace, kept = halted.run.trace, halted.kept
     if any(not trace.is_worker(node) for node in trace.nodes):
+        # a server without a part, such as a coordinator, marks no updates
         part = {e.node: e.values.get("part", 0) for e in trace.marks("update")
                 if kept.get(e.node) and not trace.is_worker(e.node)}
         newest = [kept[node][-1][1] for node in sorted(part, key=part.__getitem__)]
@@ -179,9 +170,7 @@ def parameters(halted: Halted, x0: Array, experiment: Experiment) -> Array:
 
 def _renamed(event: Event, names: Mapping[str, str], before: Trace, sent: Mapping[tuple[str, str], int],
              done: int) -> Event:
-    """An event of a later attempt as an event of the whole run, after the trace and the `done` iterations of
-    earlier attempts."""
-
+    """An event of a later attempt as one of the whole run, after `done` iterations of earlier attempts."""
     def name(node: str) -> str:
         return names.get(node, node)
 

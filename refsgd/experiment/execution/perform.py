@@ -1,7 +1,8 @@
-"""Runs the programs of an experiment in one of the runtimes, again after a death that halts them."""
+"""Runs the programs of an experiment in one of the runtimes, again after a death, and watches them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +13,7 @@ from refsgd.effects import roles
 from refsgd.experiment.arguments import Usage, checked
 from refsgd.experiment.execution.elastic import Attempt, Attempts
 from refsgd.experiment.execution.resume import Records, file_of, halted, standing
+from refsgd.experiment.memory import of_processes
 from refsgd.experiment.prepare import Experiment
 from refsgd.problems.chain import Rows
 from refsgd.problems.shapes import NoContents
@@ -22,6 +24,7 @@ from refsgd.runtimes.fork import LAUNCHERS
 from refsgd.runtimes.simulator import Simulator
 from refsgd.trace import Run
 from refsgd.trace.codec import Steps
+from refsgd.trace.resources import DEFAULT, in_virtual_time
 
 LOCAL_RUNTIMES = ("simulator", "processes", "tcp")  # which need no launcher such as mpiexec
 RUNTIMES = (*LOCAL_RUNTIMES, *LAUNCHERS)
@@ -34,8 +37,7 @@ OnStart = Callable[[dict[str, int], dict[str, Any]], None]
 def perform(experiment: Experiment, runtime: str, records: Records | None = None,
             faults: Iterable[str | Fault] = (), on_death: str = "stop",
             on_start: OnStart | None = None, observe: int = OBSERVED) -> Run:
-    """Run the programs to their end in one of `RUNTIMES`, continuing and writing `records`; at most `observe`
-    parameters of each node are kept for a history."""
+    """Run the programs in one of `RUNTIMES`, with `records`, keeping at most `observe` parameters a node."""
     plan = planned(experiment, faults)
     _check_policy(experiment, runtime, on_death, bool(plan))
     records = Records({}, runtime) if records is None else records
@@ -146,3 +148,50 @@ def _simulated(attempt: Attempt, steps: Steps, on_death: str, records: Records,
                     "list") from None
     ended()
     return run
+
+
+# -- what processes use over time ---------------------------------------------------------------------------
+
+
+def check_monitor(monitor: bool | float, runtime: str | None) -> None:
+    """Refuse an interval that is none, and processes of other computers."""
+    if not isinstance(monitor, bool) and not 0 < monitor < float("inf"):
+        raise Usage(f"monitor {monitor}; expected a time > 0 between samples, such as 1s")
+    if monitor and runtime in LAUNCHERS:
+        raise Usage(f"monitor with runtime {runtime}; expected simulator, processes or tcp, whose processes "
+                    "run on this machine")
+
+
+def watched(experiment: Experiment, runtime: str, monitor: bool | float,
+            run_it: Callable[[OnStart | None], Run]) -> tuple[Run, dict[str, Any]]:
+    """The run that `run_it` gives, and under "resources" what its processes used, if it is to be watched."""
+    if not monitor:
+        return run_it(None), {}
+    every = None if monitor is True else float(monitor)
+    if runtime == "simulator":
+        run = run_it(None)
+        with checked():
+            used = in_virtual_time(run.trace, experiment.network.host, every)
+    else:
+        from refsgd.runtimes.processes.monitor import Monitor
+
+        watch = Monitor(every or DEFAULT)
+        try:
+            run = run_it(watch.start)
+        finally:
+            used = watch.stop()
+        if not used.keys() - {"launcher"}:
+            warnings.warn(f"monitor: the run took {run.trace.seconds:.2g} s and was not sampled; expected "
+                          f"less than {watch.every:g} s between samples", stacklevel=2)
+    host, role = experiment.network.host, roles(experiment.nodes)
+    expected, held = of_processes(experiment, run, runtime), dict[str, list[str]]()
+    for node in experiment.nodes:
+        held.setdefault(host[node], []).append(node)
+    place = {nodes[0]: where for where, nodes in held.items()}  # a process is named after its first node
+    if runtime == "simulator":
+        used = {name: used[where] for name, where in place.items()}
+    return run, {"resources": {name: each | {
+        "predicted": expected.get(place.get(name, "")),
+        "role": "launcher" if name not in place else
+        "worker" if any(role[node] != "server" for node in held[place[name]]) else "server"}
+        for name, each in used.items()}}

@@ -1,9 +1,7 @@
 """Checkpoints: a run writes its record into a folder while it runs, and a later run continues from there.
 
-Resuming replays the record with real computations.  In virtual time the run is computed again from its start,
-and its events must match the record.  For processes, the programs are replayed before the fork, and each
-process continues its programs from the end of the record.  A run that was restarted after a death has one
-record for each attempt: ``record``, ``record-1``, ...
+In virtual time the run is computed again, and its events must match the record; for processes, the programs
+are replayed before the fork.  Each attempt after a death has a record of its own: ``record-1``, ...
 """
 
 from __future__ import annotations
@@ -60,8 +58,7 @@ def stored(place: str | Path) -> list[Record]:
 
 
 def ready(folder: str | Path, continued: bool, runtime: str) -> int:
-    """Create the folder of a checkpoint; refuse one that is not writable or holds another run.  The result is
-    a descriptor: the folder belongs to this run until that is closed."""
+    """Create the folder of a checkpoint; it belongs to this run until the descriptor is closed."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise Usage(f"checkpoint {folder}; expected a folder")
@@ -100,8 +97,8 @@ def _in_order(runtime: str, make: Callable[[bool], Made]) -> Made:
 
 
 def revived(record: Record, deployment: Deployment, host: Mapping[str, str]) -> list[str]:
-    """The nodes whose death ended a run, and which a resumed run therefore brings back: under ``stop`` all,
-    else a server with its host, or the last host of workers if no worker is left for the others."""
+    """The nodes whose death ended a run, and which a resumed run therefore brings back."""
+    # under `stop` all, else a server with its host, or the last host of workers if no worker is left
     dead = [e.node for e in sorted((e for rows in record.steps.values() for e in rows
                                     if isinstance(e, Crashed)), key=lambda e: e.time)]
     role, on_death = roles(deployment), record.header["on_death"]
@@ -120,8 +117,7 @@ def dead_in(steps: Steps) -> list[str]:
 
 
 def standing(factory: Factory, steps: Steps) -> tuple[Beginning, Steps]:
-    """The starting point of processes and the steps that lead there, which end before any unrecorded access
-    to shared memory."""
+    """Where processes start, and the steps until there, before any unrecorded access to shared memory."""
     from refsgd.runtimes.processes.driver import Beginning
 
     replayer = Replayer(factory, steps)
@@ -148,34 +144,6 @@ def halted(factory: Factory, steps: Steps) -> Halted:
     return Halted(run, {node: list(x) for node, x in replayer.kept.items() if node not in dead})
 
 
-class Following:
-    """Checks the events of a repeated run against its record at `place`; at its end, calls `caught_up`."""
-
-    def __init__(self, steps: Steps, place: Path, caught_up: Callable[[], None]) -> None:
-        self._rows = {node: enumerate(rows) for node, rows in steps.items()}
-        self._place, self._caught_up, self._left = place, caught_up, sum(map(len, steps.values()))
-
-    def __call__(self, event: Event) -> None:
-        """Compare an event with the record of its node."""
-        step, recorded = next(self._rows.get(event.node, iter(())), (0, None))
-        if recorded is None:
-            return
-        told, expected = row_of(event), row_of(recorded)
-        if told != expected and json.loads(json_text(told)) != expected:
-            raise ReplayError(
-                f"{self._place}: {event.node}, step {step}: recorded {expected}, but the program "
-                f"gives {told}; expected the same library version, data and processor type")
-        self._left -= 1
-        if not self._left:
-            self._caught_up()
-
-    def ended(self) -> None:
-        """Check at the end of the run that the record is exhausted."""
-        if self._left:
-            raise ReplayError(f"{self._place}: the run ends {self._left} steps before its record; expected "
-                              "the same library version, data and processor type")
-
-
 # -- what a run writes -------------------------------------------------------------------------------------
 
 
@@ -196,8 +164,7 @@ class Records:
 
     def recorded(self, attempt: int, faults: Sequence[Fault], deployment: Deployment,
                  host: Mapping[str, str]) -> tuple[Steps | None, Sequence[Fault]]:
-        """The steps of an attempt to repeat, None if it had not begun, and its planned faults: a death that
-        ended the run happens in neither."""
+        """The steps of an attempt, if it had begun, and its faults, without the death that ended it."""
         if attempt >= len(self.start):
             return None, faults
         record = self.start[attempt]
@@ -217,23 +184,38 @@ class Records:
     def again(self, attempt: int, roles: Mapping[str, str], steps: Steps,
               faults: Sequence[Fault]) -> tuple[Listener | None, Callable[[], None]]:
         """The listener of an attempt in virtual time, and the function to call at its end."""
-        told = self.begin(attempt, roles, {}, faults, moved=False)
+        tell = self.begin(attempt, roles, {}, faults, moved=False)
+        rows = {node: enumerate(done) for node, done in steps.items()}
+        place, left = file_of(Path(self.place), attempt), sum(map(len, steps.values()))
+        alike = "expected the same library version, data and processor type"
 
         def caught_up() -> None:
             if self.folder is not None:
                 self.journals[0].move(file_of(self.folder / NAME, attempt))
 
-        if not any(steps.values()):
+        def follow(event: Event) -> None:
+            nonlocal left
+            if tell is not None:
+                tell(event)
+            step, recorded = next(rows.get(event.node, iter(())), (0, None))
+            if recorded is None:
+                return
+            told, expected = row_of(event), row_of(recorded)
+            if told != expected and json.loads(json_text(told)) != expected:
+                raise ReplayError(f"{place}: {event.node}, step {step}: recorded {expected}, but the program "
+                                  f"gives {told}; {alike}")
+            left -= 1
+            if not left:
+                caught_up()
+
+        def ended() -> None:
+            if left:
+                raise ReplayError(f"{place}: the run ends {left} steps before its record; {alike}")
+
+        if not left:
             caught_up()
-            return told, lambda: None
-        following = Following(steps, file_of(Path(self.place), attempt), caught_up)
-
-        def both(event: Event) -> None:
-            if told is not None:
-                told(event)
-            following(event)
-
-        return both, following.ended
+            return tell, ended
+        return follow, ended
 
     def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps, faults: Sequence[Fault] = (),
               moved: bool = True) -> Listener | None:

@@ -1,8 +1,4 @@
-"""Update architectures of TensorFlow's benchmarks, Horovod and Caffe2 as runs of the catalogue (Graur 2019).
-
-Each is an algorithm with options on a machine; `refsgd run --preset NAME` and `refsgd predict --preset NAME`
-expand it.
-"""
+"""Update architectures of TensorFlow's benchmarks, Horovod and Caffe2 (Graur 2019): what --preset expands."""
 
 from __future__ import annotations
 

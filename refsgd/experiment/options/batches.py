@@ -18,8 +18,7 @@ EXPECTED = ("expected images for each worker, such as 20,1 or 15x20,1, or auto:2
 
 
 def batches_of(batch: Batch, workers: int, machine: Machine, together: bool = False) -> int | list[int]:
-    """The batch of all workers if equal, else a list with that of each; with `together` a single worker takes
-    the sum."""
+    """The batch of all workers if equal, else that of each, or with `together` the sum, in a list."""
     if not isinstance(batch, Sequence):
         check_whole(1, batch=batch)
         return int(batch)
@@ -46,8 +45,7 @@ def weights_of(batch: Batch, workers: int) -> list[int]:
 
 
 def shares(batch: str, workers: int, machine: Machine) -> list[int]:
-    """The total of ``auto:TOTAL:LEAST..MOST`` divided among the workers in proportion to speed, each share
-    within the bounds; refused if a worker gets none."""
+    """The total of ``auto:TOTAL:LEAST..MOST`` divided by speed, each share within the bounds and not 0."""
     number, _, bounds = batch.removeprefix("auto:").partition(":")
     low, apart, high = bounds.partition("..")
     if bounds and not apart:

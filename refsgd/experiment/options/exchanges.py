@@ -39,8 +39,7 @@ def asked(exchange: Exchange) -> dict[str, Any]:
 @checked()
 def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem | None = None,
                 seed: int = 0, first: int = 0) -> Exchange:
-    """The exchange with these options, for a rule, a number of workers and a problem, from step `first` of a
-    run on."""
+    """The exchange with these options for a rule, some workers and a problem, from step `first` on."""
     found = Exchange(**said)
     if not found.compress:
         return found
@@ -52,8 +51,7 @@ def exchange_of(said: Mapping[str, Any], sgd: SGD, ranks: int, problem: Problem 
 
 
 def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem, servers: int) -> None:
-    """Refuse an exchange that an algorithm does not have by its `facts`, or that says nothing; without facts
-    `try_out` runs the reader's own."""
+    """Refuse an exchange that an algorithm does not have by its `facts`, if any, or that says nothing."""
     said = asked(exchange)
     if facts:
         for option, value in said.items():
@@ -65,10 +63,8 @@ def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem, 
         raise Usage(f"{', '.join(said)} with a problem that does not declare its layers; expected one with "
                     "layers=..., see refsgd.problems.layers")
     if exchange.layout == "equal":
-        for option in ("balance", "priority"):
-            if option in said:
-                raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or "
-                            "chunks:BYTES")
+        for option in (name for name in ("balance", "priority") if name in said):
+            raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or chunks:BYTES")
     if facts and "balance" in said and servers == 1:
         raise Usage(f"balance {exchange.balance} with one server, which has all parts; expected servers 2 or "
                     "more")
@@ -92,8 +88,7 @@ def _noting(value: Any, seen: set[str]) -> Any:
 
 
 def try_out(experiment: Experiment) -> None:
-    """Refuse an exchange with which the reader's own programs fail in a small simulated run, or whose options
-    they do not read."""
+    """Refuse an exchange with which the reader's own programs fail in a small run, or that they ignore."""
     said, seen = asked(of(experiment.problem)), set[str]()
     workers, sgd = min(experiment.workers, 64), SGD(0.1)  # more would take long
     small = quadratic(d=16, workers=workers)

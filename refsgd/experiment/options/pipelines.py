@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def replicas(facts: Facts, workers: int, options: Mapping[str, Any]) -> int:
-    """How many shares of each step's examples there are: one for each worker, one for all stages of a
-    pipeline together, or one for all workers."""
+    """How many shares of each step's examples there are, by `Facts.share`."""
     if facts.share == "worker":
         return workers
     stages = options.get("stages") if facts.staged else None
@@ -28,19 +27,18 @@ def replicas(facts: Facts, workers: int, options: Mapping[str, Any]) -> int:
 
 def placed(facts: Facts, options: Mapping[str, Any], problem: Problem, machine: Machine,
            workers: int) -> dict[str, Any]:
-    """The options with the ends of stages in place of ``cut speed``: a stage is as fast as its slowest
-    replica's node."""
+    """The options with the ends of stages in place of ``cut speed``."""
     if not facts.staged or options.get("cut") != "speed":
         return dict(options)
     shares, pace = replicas(facts, workers, options), prices.paces(machine, workers)
+    # a stage is as fast as its slowest replica's node
     each = [min(pace[k:k + shares]) for k in range(0, workers, shares)] * int(options.get("chunks", 1))
     with checked():
         return {**options, "cut": ",".join(map(str, problem.blocks.cut(len(each), "speed", each)))}
 
 
 def within_memory(e: Experiment) -> Experiment:
-    """The experiment with the ends of stages in place of ``cut balance:2GB`` or ``speed:4GB,2GB``: as without
-    the limits, among the cuts whose stages fit into the memory of their nodes."""
+    """The experiment with the ends of stages that fit into memory in place of ``cut balance:2GB``."""
     how, apart, text = str(e.own.get("cut", "")).partition(":")
     if not e.facts.staged or not apart:
         return e

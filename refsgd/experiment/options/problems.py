@@ -34,8 +34,7 @@ _LAYER = {"name": TEXT, "parameters": COUNT, "operations": _AMOUNT, "activations
 @checked()
 def build_problem(data: str, net: str, workers: int, batch: int | Sequence[int], seed: int,
                   shards: str, validation: float = 0.0, start: str | None = None) -> Problem:
-    """The problem named by ``--data`` and ``--net``, with a share of the training images for validation and,
-    if they are not drawn, the parameters to begin with."""
+    """The problem of ``--data`` and ``--net``, with images for validation, and perhaps a `start`."""
     uneven = batch if isinstance(batch, Sequence) else ()
     if only_sizes(net):
         if data not in ("none", DEFAULT_DATA):  # the default counts as not given
@@ -94,13 +93,12 @@ def started(problem: Problem, path: str) -> Problem:
 
 def check_used(own: bool, data: str, net: str | None, batch: Any, shards: str, usual: Any,
                start: str | None = None) -> None:
-    """Refuse what a problem would not use; one of your `own` has all of it, and a batch other than the
-    `usual` one was given."""
+    """Refuse what a problem, perhaps your `own`, would not use; the `usual` batch counts as not given."""
     with checked():
         concentration(shards)
-    only, abstract = only_sizes(net), data.partition(":")[0] in ABSTRACT
+    only, kind = only_sizes(net), data.partition(":")[0]
     what = "your own problem" if own else f"net {net}" if only else f"data {data}"
-    trained = not (abstract or data.partition(":")[0] in GENERATED)
+    abstract, trained = kind in ABSTRACT, kind not in (*ABSTRACT, *GENERATED)
     for said, unused, why in (
             (f"data {data}", own and data != DEFAULT_DATA, "which has its own"),
             (f"net {net}", net and (own or not (only or trained)), "whose gradients are not of a net"),

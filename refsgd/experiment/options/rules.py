@@ -19,12 +19,11 @@ OPTIMISERS: dict[str, tuple[type[SGD], float]] = {"sgd": (SGD, 0.15), "adam": (A
                                                   "lars": (LARS, 10.0)}
 
 def together(name: str, facts: Facts, options: Mapping[str, Any], workers: int, begins: bool) -> int:
-    """How many workers' gradients an update is the mean of, for linear scaling; refuses an algorithm that has
-    no such mean, and a mean of one where a run `begins`: a death may leave one of several."""
+    """How many workers' gradients an update is the mean of; refuses none, and one where a run `begins`."""
     try:
         if not callable(facts.mean_of):
             raise ValueError(facts.mean_of)
-        if (count := facts.mean_of(workers, options)) == 1 < workers and begins:
+        if (count := facts.mean_of(workers, options)) == 1 < workers and begins:  # else a death left one
             raise ValueError(ONE_WORKER)
         return count
     except ValueError as why:

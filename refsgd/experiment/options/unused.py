@@ -7,6 +7,7 @@ something.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations
@@ -24,8 +25,8 @@ _NO_SERVERS = "it has no servers"
 
 
 def _pairs(e: Experiment) -> Iterator[tuple[str, str]]:
-    """Pairs that may exchange messages; where there are servers, workers talk only to them, unless they are
-    stages or sum gradients before."""
+    """Pairs of nodes that may exchange messages."""
+    # where there are servers, workers talk only to them, unless they are stages or sum gradients before
     role, facts = roles(e.nodes), e.facts
     apart = _served(e) and not (facts.staged or facts.collective) and declared(e.function)
     if not facts.silent:
@@ -38,14 +39,14 @@ def _served(e: Experiment) -> bool:
     return "server" in roles(e.nodes).values()
 
 
-def _silent(what: str, e: Experiment) -> str:
+def _silent(between: bool, e: Experiment) -> str:
     """Why no message passes the links between hosts, or between the nodes of one."""
     if not any(_pairs(e)):
         return e.facts.because[""] if e.facts.silent else "it has one node"
     host = e.network.host
-    if any((host[a] != host[b]) == (what == "between") for a, b in _pairs(e)):
+    if any((host[a] != host[b]) == between for a, b in _pairs(e)):
         return ""
-    return ("all nodes that exchange messages are on one host" if what == "between" else
+    return ("all nodes that exchange messages are on one host" if between else
             "no two nodes that exchange messages share a host")
 
 
@@ -61,10 +62,9 @@ def _colocated(e: Experiment) -> str:
 
 
 def _cores(e: Experiment) -> str:
-    count = dict[str, int]()
+    count = Counter[str]()
     for name, node in e.nodes.items():
-        host = e.network.host[name]
-        count[host] = count.get(host, 0) + 1 + len(node.handlers)
+        count[e.network.host[name]] += 1 + len(node.handlers)
     most = max(count.values())
     return f"a host has at most {most} program{'s' * (most > 1)}" if most <= (e.machine.cores or 0) else ""
 
@@ -80,15 +80,11 @@ def _loads(e: Experiment) -> str:
     return _NO_SERVERS if of_servers and not _served(e) else ""
 
 
-def _duplex(e: Experiment) -> str:
-    return _silent("between", e) or "the bandwidth is unlimited" * math.isinf(e.machine.bandwidth)
-
-
 def _groups(e: Experiment) -> str:
     home = {name: e.network.group_of(host) for name, host in e.network.host.items()}
     if any(home[a] != home[b] for a, b in _pairs(e)):
         return ""
-    return _silent("between", e) or "all its nodes are in one group"
+    return _silent(True, e) or "all its nodes are in one group"
 
 
 def _reduction(e: Experiment) -> str:
@@ -99,21 +95,15 @@ def _reduction(e: Experiment) -> str:
     return "one replica has nothing to add" if e.replicas == 1 else ""
 
 
-def _codec(e: Experiment) -> str:
-    encodes = of(e.problem).compress or e.facts.codec or not declared(e.function)
-    return "" if encodes else "it encodes nothing: --compress does"
-
-
-def _overhead(e: Experiment) -> str:
-    return "" if any(True for _ in _pairs(e)) else "it sends no messages"
-
-
 #: why a field of the machine changes nothing of a run; empty if it does
 UNUSED: Mapping[str, Callable[[Experiment], str]] = {
     "colocated": _colocated, "cores": _cores, "server_speeds": _server_speeds, "loads": _loads,
-    "duplex": _duplex, "groups": _groups, "reduction": _reduction, "codec": _codec, "overhead": _overhead,
-    "latency": partial(_silent, "between"), "bandwidth": partial(_silent, "between"),
-    "inside": partial(_silent, "inside")}
+    "groups": _groups, "reduction": _reduction, "latency": partial(_silent, True),
+    "bandwidth": partial(_silent, True), "inside": partial(_silent, False),
+    "duplex": lambda e: _silent(True, e) or "the bandwidth is unlimited" * math.isinf(e.machine.bandwidth),
+    "codec": lambda e: "it encodes nothing: --compress does" * (
+        declared(e.function) and not (of(e.problem).compress or e.facts.codec)),
+    "overhead": lambda e: "it sends no messages" * (not any(_pairs(e)))}
 
 
 def check(experiments: Sequence[Experiment], stated: Sequence[str]) -> None:
@@ -128,8 +118,7 @@ def check(experiments: Sequence[Experiment], stated: Sequence[str]) -> None:
 
 def check_own(name: str, facts: Facts, options: Mapping[str, Any], usual: Mapping[str, Any],
               workers: int) -> None:
-    """Refuse an algorithm's own options that change nothing beside the others, where they are not the `usual`
-    ones."""
+    """Refuse an algorithm's own options, other than the `usual` ones, that change nothing beside the rest."""
     needs = facts.needs(options, workers) if facts.needs else {}
     for option, what in needs.items():
         if options[option] != usual[option]:

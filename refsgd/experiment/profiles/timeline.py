@@ -1,8 +1,8 @@
 """A step again, in its order, with other durations: timelines of micro-batches in stages of a pipeline.
 
-Passes keep their order in each stage.  One begins when the one before it has ended and, in the stage that
-it depends on, the same micro-batch has (Lin et al., "Understanding Stragglers in Large Model Training
-Using What-if Analysis", OSDI 2025).
+Passes keep their order in each stage.  One begins when the one before it and the same micro-batch in the
+stage that it depends on have ended (Lin et al., "Understanding Stragglers in Large Model Training Using
+What-if Analysis", OSDI 2025).
 """
 
 from __future__ import annotations

@@ -81,8 +81,7 @@ class Entry:
         return self.passes * self.pace
 
     def band(self, times: Sequence[float]) -> Array:
-        """The first decile, the median and the last decile of the runs' values at some times; a run keeps the
-        value at which it ended.  (3, len(times))"""
+        """Deciles 1, 5 and 9 of the runs' values at times, (3, len(times)); ended runs keep their last."""
         each = [np.interp(times, [p.seconds for p in heat.points],
                           np.log([min(max(p.value, 1e-30), EXPLODED) if p.value == p.value else EXPLODED
                                   for p in heat.points])) for heat in self.heats]
@@ -231,14 +230,12 @@ def _retimed(row: Entry, race: Race, machine: Machine) -> Entry:
     row = paced(row, machine)
     steps = 1 + max(int(heat.points[-1].gradients) for heat in row.heats)
     experiments = [row.experiment(seed, machine, steps) for seed in race.seeds]
-    if same_everywhere(experiments[0]):
-        heats = [_rescheduled(heat, each, race.target) for heat, each in zip(row.heats, experiments)]
-        return replace(row, heats=heats, how="exact", measured=math.nan, common=[])
-    second = row.pace / row.per_pass
-    heats = [heat._replace(seconds=heat.gradients * second,
-                           points=[p._replace(seconds=p.gradients * second) for p in heat.points])
-             for heat in row.heats]
-    return replace(row, heats=heats, how="predicted", measured=math.nan, common=[])
+    exact, second = same_everywhere(experiments[0]), row.pace / row.per_pass
+    heats = [_rescheduled(heat, each, race.target) if exact else heat._replace(
+        seconds=heat.gradients * second,
+        points=[p._replace(seconds=p.gradients * second) for p in heat.points])
+             for heat, each in zip(row.heats, experiments)]
+    return replace(row, heats=heats, how="exact" if exact else "predicted", measured=math.nan, common=[])
 
 
 def _rescheduled(heat: Heat, experiment: Experiment, target: Target) -> Heat:
@@ -258,10 +255,10 @@ def _rescheduled(heat: Heat, experiment: Experiment, target: Target) -> Heat:
 
 def _times(heat: Heat, experiment: Experiment) -> dict[int, float]:
     """The seconds after which all workers have computed so many gradients, up to those of the last point."""
-    times, last = {0: 0.0}, heat.points[-1].gradients
+    times = {0: 0.0}
     for seconds, gradients, _ in of_iterations(experiment, 1):
         times[gradients] = round(seconds, 6)
-        if gradients >= last:
+        if gradients >= heat.points[-1].gradients:
             break
     return times
 

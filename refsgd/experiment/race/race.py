@@ -61,8 +61,13 @@ class Entrant:
     def __init__(self, turn: Turn, plan: Plan) -> None:
         self.turn, self.plan = turn, plan
         e, self.label = turn.experiment, turn.label
-        if why := refusal(e):
-            raise Usage(f"{e.name} in a race: {why}; expected other algorithms")
+        for holds, why in (
+                (e.facts.portions, "its steps are a line search's, not a rate's"),
+                (e.facts.minimises, "it goes to the minimum along each coordinate, whatever the rate"),
+                (e.training is not None and e.training.schedule == "cosine",
+                 "a cosine schedule needs the length of a run, which ends at the target")):
+            if holds:
+                raise Usage(f"{e.name} in a race: {why}; expected other algorithms")
         epoch = int(e.problem.describe.get("steps_per_epoch", 100))
         self.per_pass = epoch * e.replicas
         self.every, self.most = max(1, round(plan.cadence * self.per_pass)), plan.passes * self.per_pass
@@ -73,23 +78,19 @@ class Entrant:
 
     def experiment(self, rate: float, seed: int, steps: int) -> Experiment:
         """Its experiment at a rate."""
-        given = {**self.turn.arguments, "lr": rate, "seed": seed, "steps": steps}
-        return prepare(self.turn.algorithm, **given)
+        return prepare(self.turn.algorithm, **{**self.turn.arguments, "lr": rate, "seed": seed,
+                                               "steps": steps})
 
     def run(self, asked: Asked) -> Heat:
         """One of its runs."""
         return to_target(self.experiment(asked.rate, asked.seed, self.steps), self.plan.target, self.value,
                          self.every, asked.most, "cut off" if asked.cut else "passes")
 
-    def start(self) -> float:
-        """The first rate of its tuning."""
-        e = self.turn.experiment
-        return tune.start_of(e.facts, e.workers, e.own, e.problem.describe["parameters"] < SMALL)
-
     def program(self) -> runs.Program:
         """Its runs: those of the tuning, those that are shown, and those at the common rate."""
-        plan = self.plan
-        tried = yield from tune.tuning(self.start(), plan.tuning, self.most, plan.rates)
+        plan, e = self.plan, self.turn.experiment
+        start = tune.start_of(e.facts, e.workers, e.own, e.problem.describe["parameters"] < SMALL)
+        tried = yield from tune.tuning(start, plan.tuning, self.most, plan.rates)
         rate = tune.chosen(tried)
 
         def shown(rate: float) -> list[Asked]:
@@ -97,7 +98,6 @@ class Entrant:
 
         heats = yield shown(rate)
         common = (yield shown(plan.common_rate)) if plan.common_rate else []
-        e = self.turn.experiment
         given = {"algorithm": e.algorithm, **self.turn.arguments} if self.named else {}
         return paced(Entry(self.label, given, e.workers, rate, dict(tried), heats, self.per_pass,
                            common=common))
@@ -113,17 +113,6 @@ class Entrant:
         points += [Point(seconds, 0, self.value(x)) for seconds, x in kept_models(trace, e.problem.x0)]
         found = crossing(points, self.plan.target)
         return found[0] if found else math.inf
-
-
-def refusal(e: Experiment) -> str:
-    """Why an algorithm cannot race; empty if it can."""
-    if e.facts.portions:
-        return "its steps are a line search's, not a rate's"
-    if e.facts.minimises:
-        return "it goes to the minimum along each coordinate, whatever the rate"
-    if e.training is not None and e.training.schedule == "cosine":
-        return "a cosine schedule needs the length of a run, which ends at the target"
-    return ""
 
 
 def race(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, target: str = "loss=0.1", seeds: int = 7,
@@ -224,8 +213,7 @@ def race(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, target: str 
 
 
 class _Field:
-    """All that run in a race: the entrants, and for the reference lines SGD on one worker with the batch of a
-    worker and with that of all."""
+    """All that run in a race: the entrants, and SGD on one worker with two batches for reference lines."""
 
     def __init__(self, entrants: list[Entrant], plan: Plan, machine: Machine,
                  arguments: Mapping[str, Any]) -> None:
@@ -237,6 +225,7 @@ class _Field:
         if arguments.get("problem") is None and of_images:  # others have no batches
             alike = {name: arguments[name] for name in ALIKE if name in arguments}
             alike["machine"] = machine.for_workers(1)
+            # with the batch of a worker and with that of all
             for batch in (max(1, round(sum(self.batches) / len(self.batches))), sum(self.batches)):
                 text = ALONE if batch == arguments.get("batch", Training.batch) else f"{ALONE} batch={batch}"
                 turn, = prepared([text], {}, (), {**alike, "batch": batch})
@@ -259,8 +248,8 @@ class _Field:
         times = [time.mean for i in range(workers) if isinstance(time := own(machine, i), Distribution)]
         if len(known) < 2 or len(times) < workers or not all(math.isfinite(row.passes) for row in known):
             return {}
-        found, (alone, together) = {}, [row.passes * row.per_pass for row in known]
-        found["linear speed-up of sequential SGD"] = speedup.linear(alone, times)
+        alone, together = [row.passes * row.per_pass for row in known]
+        found = {"linear speed-up of sequential SGD": speedup.linear(alone, times)}
         batch, whole = sum(self.batches) / workers, sum(self.batches)
         if workers > 1:
             least, critical = speedup.noise_scale(batch, alone, whole, together)
@@ -269,8 +258,7 @@ class _Field:
         return found
 
     def announced(self, log: runs.Log, budget: float | None, jobs: int, say: Say | None) -> float:
-        """Make some first runs, say from them how long the race takes, and refuse it above the budget; the
-        number of runs that are expected."""
+        """The number of runs, if the budget allows the time that some first ones suggest."""
         plan, e = self.plan, self.largest.turn.experiment
         self.largest.value(e.problem.gradient(e.problem.x0, 0, 0))  # loads kernels
         took = []
@@ -306,7 +294,7 @@ def _plan(target: str, seeds: int, tuning: int, rates: Sequence[float] | None, p
         raise Usage(f"cadence {cadence}; expected passes in (0, 1]")
     if not 0 < passes < math.inf:
         raise Usage(f"passes {passes}; expected a number > 0")
-    if rates is not None and (not rates or not all(0 < rate < math.inf for rate in rates)):
+    if rates is not None and not (rates and all(0 < rate < math.inf for rate in rates)):
         raise Usage(f"rates {', '.join(map(str, rates)) or 'none'}; expected at least one, all > 0")
     return Plan(Target.read(target), [*range(tuning, tuning + seeds)], [*range(tuning)],
                 tuple(dict.fromkeys(rates or ())), passes, cadence, common_rate)

@@ -41,8 +41,7 @@ def from_json(said: dict[str, Any]) -> Heat:
 
 
 class Log:
-    """Runs in a file, one a line, found again by a text that says all that they depend on: the race, the
-    algorithm with its options, the file in which it is, the rate and the seed."""
+    """Runs in a file, one a line, found again by a text that says all that they depend on."""
 
     def __init__(self, path: str | None, race: str, sources: Mapping[str, str] | None = None) -> None:
         self.path, self.race, self.known, self.sources = path, race, dict[str, Heat](), sources or {}
@@ -67,10 +66,10 @@ class Log:
     def keep(self, label: str, asked: Asked, heat: Heat) -> None:
         """Write a run."""
         name = self._name(label, asked)
-        new, self.known[name] = name not in self.known, heat
-        if new and self.path:
+        if name not in self.known and self.path:
             with Path(self.path).open("a", encoding="utf-8") as file:
                 file.write(json_text({"run": name, **as_json(heat)}, separators=(",", ":")) + "\n")
+        self.known[name] = heat
 
 
 _run: Run  #: in a process of the pool
@@ -89,8 +88,7 @@ def _made(number: int, asked: Asked) -> Heat:
 
 def carried_out(programs: Sequence[Program], labels: Sequence[str], run: Run, log: Log, jobs: int,
                 done: Callable[[int, Asked, Heat], None], ended: Callable[[int, Any], None]) -> None:
-    """Make the runs for which programs ask, in at most `jobs` processes, and send each program its own;
-    `done` is told of each run, and `ended` of what a program returns."""
+    """Make the runs for which programs ask, and tell `done` of each, `ended` of what a program returns."""
     asked = list[list[Asked]]([[] for _ in programs])
     answers = list[dict[int, Heat]]([{} for _ in programs])
     queue = deque[tuple[int, int]]()  # runs to make, by program and place in what it asked

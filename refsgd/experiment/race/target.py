@@ -1,9 +1,7 @@
 """One run of a race: simulated event by event with real gradients, until the model reaches the target.
 
-The model is evaluated again and again after an equal number of gradients.  Where the result depends on the
-schedule, they are those computed by all workers, and the model is that of the moment: the servers', or the
-mean of the replicas as they are then.  Where it does not, the model is that of the same iterations of all
-workers, when the last of them has made them; so one run has the trajectory of every machine.
+After equal numbers of gradients, the model of the moment is evaluated; where results do not depend on the
+schedule, that of equal iterations of all workers, so that one run has the trajectory of every machine.
 """
 
 from __future__ import annotations
@@ -61,8 +59,7 @@ class Target:
         return f"{self.metric}={self.value:g}"
 
     def of(self, experiment: Experiment) -> Callable[[Array], float]:
-        """The function of the parameters that has the target: on at most `SAMPLE` training images, which are
-        the same for all algorithms, or on all validation images."""
+        """The function of the parameters that has the target, on images that are the same for all."""
         problem = experiment.problem
         if problem.describe.get("shape_only"):
             raise Usage(f"net {problem.describe['net']} cannot learn; expected a net such as tiny")
@@ -78,18 +75,16 @@ class Target:
         return value <= self.value if self.metric == "loss" else value >= self.value
 
     def between(self, before: float, after: float) -> float:
-        """The share of the way from a value before the target to one beyond it at which the target lies:
-        linear in the logarithm of a loss, linear in an accuracy.
+        """The share of the way from one value to another at which the target lies; of a loss, of logarithms.
 
         >>> round(Target("loss", 0.1).between(0.2, 0.05), 12)
         0.5
         """
         if self.reached(before):
             return 0.0
+        value = self.value
         if self.metric == "loss" and after > 0:
-            before, after, value = math.log(before), math.log(after), math.log(self.value)
-        else:
-            value = self.value
+            before, after, value = math.log(before), math.log(after), math.log(value)
         return (before - value) / (before - after)
 
 
@@ -124,7 +119,7 @@ def crossing(points: list[Point], target: Target) -> tuple[float, float] | None:
 def to_target(experiment: Experiment, target: Target, value: Callable[[Array], float], every: int,
               most: float, why: str = "passes") -> Heat:
     """Run until the target, evaluating after each `every` gradients, at most `most` of them, else `why`."""
-    points, ended = [Point(0.0, 0, value(experiment.problem.x0))], why
+    points = [Point(0.0, 0, value(experiment.problem.x0))]
     if target.reached(points[0].value):
         raise Usage(f"target {target} is met before the first step, where it is {points[0].value:.4g}; "
                     "expected one that training must reach")
@@ -136,13 +131,12 @@ def to_target(experiment: Experiment, target: Target, value: Callable[[Array], f
                     return Heat(*found, points, "reached")
                 last = points[-1].value
                 if not math.isfinite(last) or (target.metric == "loss" and last > EXPLODED):
-                    ended = "diverged"
-                    break
+                    raise FloatingPointError
                 if gradients >= most:
                     break
     except FloatingPointError:
-        ended = "diverged"
-    return Heat(math.inf, math.inf, points, ended)
+        why = "diverged"
+    return Heat(math.inf, math.inf, points, why)
 
 
 def same_everywhere(experiment: Experiment) -> bool:

@@ -1,9 +1,7 @@
 """Tuning of one learning rate: which runs are made, and which rate is chosen, by the same rule for all.
 
-A tuning asks for runs and is sent their results; so runs of several algorithms share the processors.  The
-grid of rates is `FINEST` x 2^k.  A start and its two neighbours are tried, then more outwards while the best
-is at an edge, then the best times and divided by sqrt 2.  Chosen is the smallest rate whose median is within
-`NEAR` of the best: the best rate is often next to one at which runs diverge.
+A tuning asks for runs and is sent their results; so runs of several algorithms share the processors.  Rates
+are `FINEST` x 2^k: a start with its neighbours, then outwards while the best is at an edge, then near it.
 """
 
 from __future__ import annotations
