@@ -23,6 +23,7 @@ from refsgd.cluster.devices import written
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import as_bytes, bytes_per_second, counted, flops, nbytes, spoken
+from refsgd.experiment.arguments import checked
 from refsgd.experiment.options.problems import check_net, of_sizes, only_sizes
 from refsgd.experiment.options.rules import OPTIMISERS
 from refsgd.experiment.prepare import Usage
@@ -130,8 +131,7 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
             raise Usage(f"--image {args.image} without --net; expected --net NAME, of images of this size")
         if args.parameters is None:
             raise Usage("no model; expected --net NAME, or --parameters and --flops")
-        return (f"{args.parameters:,} parameters, {4 * args.parameters:,} bytes", args.parameters, args.flops,
-                0.0)
+        return _sized(args.parameters), args.parameters, args.flops, 0.0
     for name in ("parameters", "flops"):
         if (value := getattr(args, name)) is not None:
             raise Usage(f"--net {args.net} and --{name} {value:g}; expected one of the two: --net implies "
@@ -144,15 +144,17 @@ def _model_of(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
     args.image = image = "224,224,3" if args.image is None else args.image
     if not re.fullmatch(r"[1-9]\d{0,4}(,[1-9]\d{0,4}){2}", image, re.ASCII):
         raise Usage(f"--image {image}; expected height, width and channels, such as 224,224,3")
-    try:
-        shape = tuple(int(part) for part in image.split(","))
-        classes = 1000 if prod(shape[:2]) > 4096 else 10
+    shape = tuple(map(int, image.split(",")))
+    classes = 1000 if prod(shape[:2]) > 4096 else 10
+    with checked():
         net = nets.build(args.net, shape, classes=classes)
-    except ValueError as error:
-        raise Usage(f"{error}") from None
-    said = (f"{args.net} for {'x'.join(map(str, shape))} images, {classes} classes: {net.parameters:,} "
-            f"parameters, {4 * net.parameters:,} bytes")
-    return said, net.parameters, sum(float(row.flops) for row in net.leaves), net.saved
+    return (f"{args.net} for {'x'.join(map(str, shape))} images, {classes} classes: {_sized(net.parameters)}",
+            net.parameters, sum(float(row.flops) for row in net.leaves), net.saved)
+
+
+def _sized(parameters: int) -> str:
+    """A number of parameters with their bytes."""
+    return f"{parameters:,} parameters, {4 * parameters:,} bytes"
 
 
 def _of_sizes(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
@@ -164,7 +166,7 @@ def _of_sizes(args: argparse.Namespace) -> tuple[str, int, float | None, float]:
         raise Usage(f"net {args.net}; expected --net NAME --image H,W,C for a net of images")
     args.tokens = found.describe.get("tokens", 0)
     size, work = int(found.x0.size), found.work(0, 0) / 3 if found.work else None
-    return (f"{args.net}: {size:,} parameters, {4 * size:,} bytes{image_of(found.describe)}", size, work,
+    return (f"{args.net}: {_sized(size)}{image_of(found.describe)}", size, work,
             found.chain.held(1) if found.chain else 0.0)
 
 
@@ -303,10 +305,7 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
 
 
 def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], tokens: int) -> list[str]:
-    """Print a section for each kind, variants below their strategy; returns the heads of omitted columns.
-
-    What passes in a second is counted in `tokens` where an image has some.
-    """
+    """Print a section for each kind, in `tokens` if an image has some; the heads of omitted columns."""
     from refsgd.display.tables import Column, fitted
     from refsgd.experiment.advice.candidates import KINDS
 
@@ -322,21 +321,17 @@ def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[st
 
     def cells(s: Strategy) -> tuple[str, ...]:
         mark = "+ " if s.candidate.pytorch and not s.variant else "  "
+        rate = s.images_per_second * (tokens or 1)
         return (mark + ("  " + s.variant if s.variant else s.name),
                 MARKS.get(s.metrics["seconds"].kind, "") + spoken(s.seconds),
-                f"x{s.seconds / base.seconds:.2f}", passes(s), reached(s),
+                f"x{s.seconds / base.seconds:.2f}",
+                "" if isnan(s.passes) else "never" if isinf(s.passes) else f"{s.passes:.2g}",
+                f"~{spoken(s.to_target)}" if isfinite(s.to_target) else "",
                 said(s, "seconds_per_iteration", spoken),
-                f"{(rate := s.images_per_second * (tokens or 1)):,.{0 if rate >= 100 else 2}f}",
-                f"{s.efficiency:.0%}",
+                f"{rate:,.{0 if rate >= 100 else 2}f}", f"{s.efficiency:.0%}",
                 said(s, "idle_ratio", "{:.0%}".format), said(s, "staleness_mean", "{:.1f}".format),
                 said(s, "bytes_per_iteration", as_bytes), as_bytes(s.needs), s.binding,
                 "".join(LETTERS[findings.index(e.says)] for e in s.candidate.evidence))
-
-    def passes(s: Strategy) -> str:
-        return "" if isnan(s.passes) else "never" if isinf(s.passes) else f"{s.passes:.2g}"
-
-    def reached(s: Strategy) -> str:
-        return f"~{spoken(s.to_target)}" if isfinite(s.to_target) else ""
 
     heads = (("strategy", 0), ("pass", 0), ("factor", 0), ("passes", 0), ("to target", 0),
              ("iteration", 3), ("tokens/s" if tokens else "images/s", 2), ("eff", 1),

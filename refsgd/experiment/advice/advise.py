@@ -99,7 +99,7 @@ def advise(machine: Machine, *, parameters: int, workers: int | None = None, bat
     known = [c for c in candidates if "overlap" not in c.options or (overlap and net)]
     made, late = _judged([(c, plain) for c in known], question, budget * 3 // (5 if others else 3))
     fits = [s for s in made if not s.rejected]
-    none = not fits
+    said = "" if fits else "No node can hold the whole model and its batch, so the model is divided. "
     if memory_limit is not None and net and any(s.needs > memory_limit for s in made):
         more, left_out = _judged([(c, plain) for c in divided(workers, batch)], question,
                                  budget // 2)
@@ -121,7 +121,6 @@ def advise(machine: Machine, *, parameters: int, workers: int | None = None, bat
     if base and (start := _recommended(fits, base)):
         best[start.name] = start
     best |= {s.name: s for s in quickest(fits)[:1]}
-    said = "No node can hold the whole model and its batch, so the model is divided. " * bool(none and fits)
     return Advice(
         plain.machine,
         tuple(sorted(made, key=lambda s: (bool(s.rejected), KINDS.index(s.kind), s.seconds))), base,
@@ -186,10 +185,9 @@ def _check(machine: Machine, work: float, memory_limit: float | None, staleness_
 def _cases(machine: Machine, batches: Sequence[int], q: Question) -> list[Case]:
     """The cluster as it is and, if speeds differ, without its slowest workers and with batches by speed."""
     def timed(machine: Machine, batches: Sequence[int], variant: str = "") -> Case:
-        if not q.net.removeprefix("shapes:").isdecimal():  # whose work devices price
-            return Case(machine, tuple(batches), variant)
-        work = [q.work * b for b in batches]
-        return Case(prices.priced(machine, work, 4 * q.parameters), tuple(batches), variant)
+        if q.net.removeprefix("shapes:").isdecimal():  # else devices price the work of its layers
+            machine = prices.priced(machine, [q.work * b for b in batches], 4 * q.parameters)
+        return Case(machine, tuple(batches), variant)
 
     plain = timed(machine, batches)
     try:

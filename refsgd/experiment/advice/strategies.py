@@ -113,8 +113,9 @@ class Strategy:
     def causes(self) -> Mapping[str, float]:
         """Shares of time without computing, by cause."""
         step = self.metrics["seconds_per_iteration"]
-        found = self.metrics.get("idle_by_cause")
-        return found.terms if found else {} if step.kind == "simulated" else {
+        if found := self.metrics.get("idle_by_cause"):
+            return found.terms
+        return {} if step.kind == "simulated" else {
             k: v / step.value for k, v in step.terms.items() if not k.startswith(("compute", "standard"))}
 
     @property
@@ -233,8 +234,7 @@ def _in_step(e: Experiment) -> Figures:
     found = replace(e, machine=e.priced.with_(compute=slowest, speeds=())).formulas()
     if not {"seconds", "seconds_per_iteration", "idle_ratio"} <= set(found):
         return Figures()
-    for name, p in found.items():
-        found[name] = replace(p, kind="approximation", bound="")
+    found.update({name: replace(p, kind="approximation", bound="") for name, p in found.items()})
     return with_sizes(e, found)
 
 
