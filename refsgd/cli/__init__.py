@@ -59,11 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parsed(given: Sequence[str]) -> argparse.Namespace:
-    """The arguments of a command.
-
-    Only its parser is built, and that of the named algorithm or of a function in a file; those of all take
-    longer than many a command.
-    """
+    """The arguments of a command; only its parser is built: those of all take longer than many a command."""
     if given[0] not in COMMANDS:
         return every_command().parse_args(given)
     command, _, more = module_of(given[0])
@@ -86,15 +82,12 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
 
 
 def carry_out(parse: Callable[[], argparse.Namespace]) -> int:
-    """Parse and execute a command, print errors as one line, and return the exit code.
-
-    That of a command that did all its work also tells whether standard output could be written.
-    """
+    """Parse and execute a command, print errors as one line, and return the exit code."""
     with standard_streams(), warnings.catch_warnings():
         if any(action == "error" for action, *_ in warnings.filters):
             warnings.simplefilter("default")  # a warning ends no run before its files are written
         code, error = _carried_out(parse), failure()
-        if code or error is None:
+        if code or error is None:  # else the code tells that standard output could not be written
             return code
         if error.errno == errno.EPIPE:
             return CLOSED_PIPE

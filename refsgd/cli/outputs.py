@@ -37,12 +37,9 @@ OUTPUTS = ("json", "plot", "save", "trace", "record", "player", "page", "written
 
 
 class Standard(io.FileIO):
-    """A standard stream that drops what cannot be written, and keeps the first error as `failure`.
+    """A standard stream that drops what cannot be written: a full disk ends no command before its files."""
 
-    So the early end of a pipe or a full disk ends no command before its files are written.
-    """
-
-    failure: OSError | None = None
+    failure: OSError | None = None  #: the first
 
     def write(self, data: Any) -> int:
         """Write bytes to the stream's descriptor."""
@@ -92,10 +89,7 @@ def failure() -> OSError | None:
 
 def deliver(files: Iterable[tuple[str | None, Callable[[], str | bytes | Figure]]],
             talk: Callable[[], object] = lambda: None) -> None:
-    """Write the requested files, then print: the text whose path is "-", or else what `talk` prints.
-
-    An output that fails keeps no other from being written; the first error is raised at the end.
-    """
+    """Write the requested files, then print the text of "-" or what `talk` prints; raise errors last."""
     failed, wanted = list[Exception](), [(path, make) for path, make in files if path]
     for path, make in sorted(wanted, key=lambda each: each[0] == "-"):
         try:

@@ -115,5 +115,5 @@ def draw_sweep(args: argparse.Namespace) -> None:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
         print(f"picture: {args.plot}")
 
-    deliver([(args.json, lambda: json_text(found.to_dict())),
+    deliver([(args.json, lambda: json_text(vars(found))),
              (args.plot, lambda: figure("sweep_figure", found))], talk)

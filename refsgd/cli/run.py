@@ -60,10 +60,8 @@ def do(args: argparse.Namespace) -> None:
 
 
 def described(args: argparse.Namespace) -> RunOptions:
-    """The run that the command line describes; a resumed run takes the rest from its record.
-
-    Only JSON and pictures show the history, whose evaluation takes longer than a short run.
-    """
+    """The run that the command line describes; a resumed run takes the rest from its record."""
+    # only JSON and pictures show the history, whose evaluation takes longer than a short run
     given = {name: value for name in (*GIVEN, "faults") if (value := getattr(args, name)) is not None}
     return RunOptions(args.algorithm, runtime=args.runtime, say=notice(args.quiet),
                       evaluations=EVALUATIONS if args.json or args.plot else 0,

@@ -57,10 +57,8 @@ def check_warmup(warmup_steps: int, steps: int) -> None:
 
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
-    """The algorithm's own options: keyword-only parameters of its deployment function, types resolved.
-
-    Defaults are those with which Python calls it: documentation tools put text into its ``__signature__``.
-    """
+    """The algorithm's own options: keyword-only parameters of its deployment function, types resolved."""
+    # defaults are those with which Python calls it: documentation tools put text into its ``__signature__``
     hints, defaults = typing.get_type_hints(function), getattr(function, "__kwdefaults__", None) or {}
     return {name: p.replace(annotation=hints.get(name, p.annotation), default=defaults.get(name, p.default))
             for name, p in inspect.signature(function).parameters.items() if p.kind is p.KEYWORD_ONLY}
@@ -236,6 +234,5 @@ def check_problem(problem: Any) -> None:
 
 def _array(value: Any) -> str:
     """The kind of a value, for errors."""
-    if isinstance(value, np.ndarray):
-        return f"array of {value.dtype} and shape {value.shape}"
-    return type(value).__name__
+    array = isinstance(value, np.ndarray)
+    return f"array of {value.dtype} and shape {value.shape}" if array else type(value).__name__

@@ -44,8 +44,7 @@ def listed(algorithms: Algorithm | Iterable[Algorithm]) -> list[Algorithm]:
 
 def shared(arguments: Mapping[str, Any], functions: Sequence[Callable[..., Deployment]]
            ) -> list[dict[str, Any]]:
-    """The common arguments of several algorithms for each of them: the number of servers is not for those
-    without, unless none has any."""
+    """The common arguments for each algorithm: servers are not for those without, unless none has any."""
     served = [facts_of(function).served for function in functions]
     return [{name: value for name, value in arguments.items() if name != "servers" or has or not any(served)}
             for has in served]

@@ -49,8 +49,7 @@ def of_roles(e: Experiment) -> dict[str, Prediction]:
     kind = roles(e.nodes)
     found: dict[str, Prediction] = {}
     for node, p in of_nodes(e).items():
-        role = kind[node]
-        name = "memory_" + ("stage" if role == "worker" and e.facts.staged else role)
+        name = "memory_" + ("stage" if kind[node] == "worker" and e.facts.staged else kind[node])
         if name not in found or p.value > found[name].value:
             found[name] = p
     return found
@@ -71,7 +70,7 @@ def of_processes(e: Experiment, run: Run, runtime: str) -> dict[str, float]:
 def in_words(used: Mapping[str, Any]) -> str:
     """What a process has used, with its growth since the start and what that should be, if known."""
     predicted = f"predicted {used['predicted'] / 1e6:.1f}" if used.get("predicted") is not None else ""
-    memory = f"{predicted} MB" if predicted else ""
+    memory = predicted and f"{predicted} MB"
     if "rss_max" in used:  # not in virtual time
         grown = f" (grown by {used['grown'] / 1e6:.1f}, {predicted})" if predicted else ""
         memory = f"{used['rss_max'] / 1e6:.0f} MB{grown}, {used['written'] / 1e6:.3g} MB written"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from refsgd.algorithms.exchange import PLAIN, of
 from refsgd.algorithms.facts import EXCHANGE, Facts, declared, facts_of
 from refsgd.algorithms.sgd import SGD
+from refsgd.cluster import placement
 from refsgd.cluster.devices import written
 from refsgd.cluster.links import Network, placed_only
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.placement import grouped, usual
 from refsgd.cluster.prices import mean_gradient, on_devices, priced
 from refsgd.effects import Deployment, ranks, roles
 from refsgd.experiment import memory
@@ -45,7 +45,7 @@ __all__ = ["Experiment", "Usage", "predict", "prepare"]
 DEFAULT_MACHINE = Machine(compute="lognormal(0.015,0.5)", latency=0.001,  # type: ignore[arg-type]
                           bandwidth=50e6)
 DEFAULT_EPOCHS = 5.5
-#: arguments that a record names only if they are not the defaults
+#: arguments that a record, like those of an exchange, names only if they are not the defaults
 NEWER = ("optimiser", "warmup", "scale_lr", "validation", "start")
 DEFAULT_STEPS = 20  #: where each step takes all data, which L-BFGS does
 
@@ -180,7 +180,7 @@ class Experiment:
             return {}
         network, rank, role = Network(m, deployment), ranks(deployment), roles(deployment)
         workers = sorted((node for node in deployment if role[node] == "worker"), key=rank.__getitem__)
-        group = grouped(m.groups, network.hosts, network.host)
+        group = placement.grouped(m.groups, network.hosts, network.host)
         found = {"hosts": [network.hosts.index(network.host[w]) for w in workers],
                  "groups": [group[network.host[w]] for w in workers if group]}
         return {name: numbers for name, numbers in found.items() if numbers and name in taken}
@@ -238,8 +238,9 @@ class Experiment:
     @property
     def largest_message(self) -> int:
         """An upper bound on the payload bytes of a message: vectors of every node, a margin, activations."""
+        blocks = self.problem.chain.blocks if self.problem.chain else ()
         return ((self.workers + self.servers + 8) * self.problem.x0.nbytes + (1 << 20)
-                + pipelines.largest(self.problem, max(self.batches)))
+                + max((int(block.nbytes) for block in blocks), default=0) * max(self.batches))
 
 
 @dataclass(frozen=True)
@@ -299,7 +300,7 @@ class Training:
         if facts.staged and isinstance(stages, int) and stages > 0:
             return stages * max(1, Training.workers // stages)
         hosts = self.machine.hosts if isinstance(self.machine, Machine) else ""
-        room = usual(hosts, ()) if hosts and not str(hosts).startswith("cyclic") else None
+        room = placement.usual(hosts, ()) if hosts and not str(hosts).startswith("cyclic") else None
         if room is None:
             return Training.workers
         return room[0] if not isinstance(hosts, str) else min(room[0], Training.workers)
@@ -369,9 +370,8 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
         problem = replace(problem, exchange=exchange, describe={**problem.describe, "exchange": said})
     recorded = None
     if own is None:
-        newer = [key for key in NEWER if getattr(training, key) == getattr(Training, key)]
-        kept = [key for key in shared if key not in ("epochs", *newer) and (key in said or
-                                                                            not hasattr(PLAIN, key))]
+        usual = [key for key in (*NEWER, *EXCHANGE) if getattr(training, key) == getattr(Training, key)]
+        kept = [key for key in shared if key not in ("epochs", *usual)]
         recorded = {key: getattr(training, key) for key in kept} | options | {
             "workers": workers, "batch": batch, "steps": steps, "machine": machine.to_json()}
     experiment = pipelines.within_memory(Experiment(

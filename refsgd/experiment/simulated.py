@@ -58,9 +58,7 @@ def means(experiment: Experiment, names: Collection[str]) -> Figures:
     formula = f"a run on {problem}" if first == last else (
         f"mean of {len(runs)} runs on {problem}, seeds {first} to {last}")
     found = Figures()
-    for name in PREDICTED:
-        if name not in names:
-            continue
+    for name in (name for name in PREDICTED if name in names):
         mean = _mean(runs, "idle_ratio" if name == "idle_by_cause" else name)
         terms = sampling(mean.error)
         if name == "idle_by_cause":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -35,10 +35,6 @@ class Sweep:
     curves: dict[str, list[float | None]]  #: by algorithm; None outside the formula's domain
     crossings: list[tuple[str, str, float]]  #: two algorithms and where they cross, interpolated linearly
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON values."""
-        return dict(vars(self))
-
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
     """Read ``workers=1:64`` (geometric if long), ``workers=1:9:2`` or ``bandwidth=1Gbps,10Gbps``."""
@@ -67,6 +63,7 @@ def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
     return name, tuple(sorted({float(round(v)) for v in points}) if whole else points.tolist())
 
 
+@checked()
 def _check(quantity: str, values: Sequence[float]) -> None:
     """Refuse values outside the quantity's range."""
     if quantity not in QUANTITIES:
@@ -75,8 +72,7 @@ def _check(quantity: str, values: Sequence[float]) -> None:
     for value in values:
         check_kind(Real, "a number", **{quantity: value})
         if least is None:
-            with checked():
-                DEFAULT_MACHINE.with_(**{quantity: value})
+            DEFAULT_MACHINE.with_(**{quantity: value})
         elif not float(value).is_integer():
             raise Usage(f"{quantity} {value:g}; expected whole numbers, at least {least}")
         else:
@@ -94,7 +90,8 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
     stated, chosen = arguments.pop("stated", ()), listed(algorithms)
     named = [deployment_function(algorithm) for algorithm in chosen]
-    takes = [_takes(function, quantity) for _, function in named]
+    takes = [facts_of(function).served if quantity == "servers" else
+             quantity != "staleness" or "staleness" in options_of(function) for _, function in named]
     if not any(takes):
         raise Usage(f"sweep over {quantity} changes nothing of {named[0][0]}, which has no {quantity}; "
                     "expected another quantity, or another algorithm")
@@ -126,13 +123,6 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                     + (f": {why}" if why else "; expected another metric, such as images_per_second"))
     unused.check(experiments, stated)
     return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves))
-
-
-def _takes(function: Callable[..., Any], quantity: str) -> bool:
-    """Whether a deployment function has the quantity."""
-    if quantity == "servers":
-        return facts_of(function).served
-    return quantity != "staleness" or "staleness" in options_of(function)
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:

@@ -142,7 +142,7 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
     try:
         iterations = max(1, ceil(q.images / used))  # the last of which may be shorter
         many = case.workers > MANY and _expected(c, case, q) > 4 * limit
-        if many and _shared(case.machine):  # for which there is no formula either
+        if many and (case.machine.hosts or case.machine.groups):  # no formula either: links are shared
             return None
         e = _prepared(c, case, q, min(iterations, LONGEST))
         found, steps = (Figures(), 0) if many else _figures(e, c, budget, limit, share)
@@ -169,11 +169,6 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
         _memory(found, q.saved * max(_batches(c, case)) / c.accumulate, _beside(e), copies),
         _where(e, servers), _command(c, case, q, replace(e, steps=steps)))
     return replace(made, rejected="" if servers else _piling(made, e.machine, times))
-
-
-def _shared(machine: Machine) -> bool:
-    """Whether several nodes share a link."""
-    return bool(machine.hosts or machine.groups)
 
 
 def _expected(c: Candidate, case: Case, q: Question) -> float:
@@ -215,7 +210,7 @@ def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
 
 def _figures(e: Experiment, c: Candidate, budget: Budget, limit: int, share: int) -> tuple[Figures, int]:
     """Metrics by formula, or of simulated runs, and the number of their steps."""
-    if not _shared(e.machine):  # a recursion over shared links takes longer than a run
+    if not (e.machine.hosts or e.machine.groups):  # a recursion over shared links takes longer than a run
         found = e.formulas()
         if {"seconds", "seconds_per_iteration", "idle_ratio"} <= set(found):
             return with_sizes(e, found), e.steps
@@ -228,7 +223,8 @@ def _in_step(e: Experiment) -> Figures:
     from refsgd.theory.phenomena.stragglers import mean_of_maximum
 
     owns = [prices.own(e.priced, i) for i in range(e.workers)]
-    if _shared(e.machine) or not all(isinstance(own, Distribution) for own in owns):
+    shared = e.machine.hosts or e.machine.groups
+    if shared or not all(isinstance(own, Distribution) for own in owns):
         return Figures()
     slowest = Distribution("fixed", (mean_of_maximum(owns),))  # type: ignore[arg-type]
     found = replace(e, machine=e.priced.with_(compute=slowest, speeds=())).formulas()

@@ -196,13 +196,11 @@ def measure(nets: Sequence[str], batches: Sequence[int]) -> tuple[list[Point], D
 
 
 def fitted(points: Sequence[Point]) -> Device:
-    """The device with the least sum of squared relative residuals and no negative part.
-
-    It is linear in (overhead, 1 / memory, 1 / rate); relative residuals give every batch equal weight.  A
-    single net cannot tell the time of its parameters from the overhead, which then has both.
-    """
+    """The device with the least sum of squared relative residuals and no negative part."""
     from scipy.optimize import nnls
 
+    # it is linear in (overhead, 1 / memory, 1 / rate); relative residuals give every batch equal weight; one
+    # net cannot tell the time of its parameters from the overhead, which then has both
     several = len({p.nbytes for p in points}) > 1
     terms = np.array([[1.0, p.nbytes * several, p.work] for p in points])
     terms /= np.array([[p.seconds] for p in points])
@@ -219,13 +217,6 @@ def crowded(net: str, batch: int, cores: int) -> tuple[float, ...]:
     return inside.crowding([
         (k, float(inside.between_gradients(run(inside.SILENT, net, batch, k)).mean()))
         for k in CROWD if k <= max(cores, 1)])
-
-
-def short_gradient() -> Distribution:
-    """The time of the short net's gradient."""
-    times = inside.between_gradients(run(ALONE, *inside.SHORT, 1))
-    varies = inside.noise([times])
-    return replace(varies, parameters=tuple((np.array(varies.parameters) * times.mean()).tolist()))
 
 
 def updates(nets: Sequence[tuple[str, int]]) -> tuple[float, float]:
@@ -255,7 +246,9 @@ def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES,
     with threadpoolctl.threadpool_limits(1):
         points, varies, excess = measure(nets, batches)
         fixed, per_byte = updates(used)
-        short, crowd = short_gradient(), crowded(nets[-1], batch, cores)
+        times, crowd = inside.between_gradients(run(ALONE, *inside.SHORT, 1)), crowded(nets[-1], batch, cores)
+        short = Distribution("empirical", tuple(
+            (np.array(inside.noise([times]).parameters) * times.mean()).tolist()))
         codec = inside.codec_price(run(inside.CODED, nets[-1], batch, few),
                                    inside.problem_of(nets[-1], batch, few).x0.size, crowd)
         found = machine = Machine(compute=replace(fitted(points), noise=varies), hosts="cyclic:1",

@@ -185,13 +185,17 @@ class Records:
               faults: Sequence[Fault]) -> tuple[Listener | None, Callable[[], None]]:
         """The listener of an attempt in virtual time, and the function to call at its end."""
         tell = self.begin(attempt, roles, {}, faults, moved=False)
-        rows = {node: enumerate(done) for node, done in steps.items()}
-        place, left = file_of(Path(self.place), attempt), sum(map(len, steps.values()))
-        alike = "expected the same library version, data and processor type"
+        rows, left = {node: enumerate(done) for node, done in steps.items()}, sum(map(len, steps.values()))
 
         def caught_up() -> None:
             if self.folder is not None:
                 self.journals[0].move(file_of(self.folder / NAME, attempt))
+
+        if not left:
+            caught_up()
+            return tell, lambda: None
+        place = file_of(Path(self.place), attempt)
+        alike = "expected the same library version, data and processor type"
 
         def follow(event: Event) -> None:
             nonlocal left
@@ -212,9 +216,6 @@ class Records:
             if left:
                 raise ReplayError(f"{place}: the run ends {left} steps before its record; {alike}")
 
-        if not left:
-            caught_up()
-            return tell, ended
         return follow, ended
 
     def begin(self, attempt: int, roles: Mapping[str, str], steps: Steps, faults: Sequence[Fault] = (),

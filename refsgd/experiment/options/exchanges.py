@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 READ = {"compress": {"encode", "decode"}, "feedback": {"encode", "decode"}}
 
 
-def takers(option: str) -> str:
-    """The algorithms of the catalogue that take an option, for errors."""
-    return ", ".join(name for name, function in CATALOGUE.items() if option in facts_of(function).takes)
-
-
 def asked(exchange: Exchange) -> dict[str, Any]:
     """The options of an exchange that differ from those of the plain one."""
     return {option: value for option in EXCHANGE
@@ -56,7 +51,8 @@ def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem, 
     if facts:
         for option, value in said.items():
             if reason := facts.refusal(option):
-                raise Usage(f"{option} {value} with {name}: {reason}; expected one of {takers(option)}")
+                takers = [known for known, each in CATALOGUE.items() if option in facts_of(each).takes]
+                raise Usage(f"{option} {value} with {name}: {reason}; expected one of {', '.join(takers)}")
         if exchange.overlap == "both" and (reason := facts.because.get("overlap both", "")):
             raise Usage(f"overlap both with {name}: {reason}; expected overlap backward")
     if said.keys() - {"compress", "feedback"} and problem.layers is None:

@@ -81,9 +81,3 @@ def plan(facts: Facts, options: Mapping[str, Any], problem: Problem, workers: in
                     tuple(chain.blocks[end - 1].nbytes for end in cut), chain.by_row,
                     tuple(tuple(problem.images(r, t) for t in range(epoch)) for r in range(shares)),
                     tuple(4 * stage.x0.size for stage in stages), chunks)
-
-
-def largest(problem: Problem, examples: int) -> int:
-    """Bytes of the largest activations of this many examples."""
-    return max((int(block.nbytes) for block in problem.chain.blocks), default=0) * examples if (
-        problem.chain) else 0

@@ -189,7 +189,10 @@ def race(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, target: str 
         raise Usage(f"resume with {own[0]}, whose problem or function is your own, which no log can name; "
                     "expected FILE.py:FUNCTION, data and net")
     sources = {e.label: source_sha256(e.turn.experiment.algorithm)[:16] for e in field.all if resume}
-    log = runs.Log(resume, _identity(plan, machine, arguments), sources)
+    said = {name: value for name, value in arguments.items() if name not in ("machine", "problem")}
+    asked = json_text([str(plan.target), plan.passes, plan.cadence, machine.to_json(),
+                       repr(sorted(said.items()))])  # which differs if the runs of two races do
+    log = runs.Log(resume, hashlib.sha256(asked.encode()).hexdigest()[:16], sources)
     expected = field.announced(log, budget, jobs, say)
     count = itertools.count(1)
 
@@ -298,11 +301,3 @@ def _plan(target: str, seeds: int, tuning: int, rates: Sequence[float] | None, p
         raise Usage(f"rates {', '.join(map(str, rates)) or 'none'}; expected at least one, all > 0")
     return Plan(Target.read(target), [*range(tuning, tuning + seeds)], [*range(tuning)],
                 tuple(dict.fromkeys(rates or ())), passes, cadence, common_rate)
-
-
-def _identity(plan: Plan, machine: Machine, arguments: Mapping[str, Any]) -> str:
-    """A text that differs if the runs of two races do."""
-    said = {name: value for name, value in arguments.items() if name not in ("machine", "problem")}
-    text = json_text([str(plan.target), plan.passes, plan.cadence, machine.to_json(),
-                      repr(sorted(said.items()))])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

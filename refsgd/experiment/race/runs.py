@@ -1,7 +1,6 @@
 """The runs of a race: several algorithms ask for theirs at the same time, a pool of processes makes them.
 
-Which runs are made depends only on results, never on which process was faster.  A log keeps each run as a
-line of JSON; a race that is started again with it repeats none.
+Which runs are made depends only on results, never on which process was faster; a log saves repeating them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What several runs show: medians with exact intervals, and which algorithms are told apart.
-
-Nothing is assumed of how times are distributed, and a run that never reached the target is one that took
-infinitely long.
+"""What several runs show, whatever the distribution of times: medians and which algorithms are told apart.
 
 References
 ----------

@@ -153,11 +153,6 @@ def models(experiment: Experiment, every: int) -> Iterator[tuple[float, int, Arr
             yield seconds, gradients, whole
 
 
-def _simulator(experiment: Experiment) -> Simulator:
-    """The simulator, which keeps the parameters of all marks."""
-    return Simulator(experiment.deploy(), experiment.machine, experiment.seed, observe=None)
-
-
 class _Nodes:
     """The nodes of which the parameters are: servers, or workers where there are none."""
 
@@ -192,7 +187,7 @@ def _of_moments(experiment: Experiment, every: int, nodes: _Nodes
     """The newest parameters of each node when so many gradients have been computed."""
     newest: dict[str, Any] = dict.fromkeys(nodes.names)
     done, due = 0, every
-    for event in _simulator(experiment):
+    for event in Simulator(experiment.deploy(), experiment.machine, experiment.seed, observe=None):
         if isinstance(event, Computed):
             done += event.gradient_ended
         elif (x := nodes.taken(event)) is not None:
@@ -209,7 +204,7 @@ def of_iterations(experiment: Experiment, every: int, nodes: _Nodes | None = Non
     nodes, replicas, count = nodes or _Nodes(experiment), experiment.replicas, Counter[str]()
     kept = defaultdict[int, dict[str, Any]](dict)  # by iteration
     computed = before = 0
-    for event in _simulator(experiment):
+    for event in Simulator(experiment.deploy(), experiment.machine, experiment.seed, observe=None):
         if isinstance(event, Computed):
             computed += event.gradient_ended
         elif (x := nodes.taken(event)) is not None:
