@@ -1,6 +1,6 @@
 """The command line: one file per command.
 
-A command's docstring is its help; `options` adds its options, and `do` does its work.
+A command's docstring is its help; `options` adds its options, if any, and `do` does its work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def parsed(given: Sequence[str]) -> argparse.Namespace:
     command, _, more = module_of(given[0])
     parser, used = Parser(prog=f"refsgd {given[0]}", description=more), 1
     if not COMMANDS[given[0]]:
-        command.options(parser)
+        if hasattr(command, "options"):
+            command.options(parser)
     elif (name := "".join(given[1:2])) in CATALOGUE or is_place(name):
         parser, used = Parser(prog=f"{parser.prog} {name}"), 2
         parser.description = first_line(name) if name in CATALOGUE else None

@@ -11,10 +11,6 @@ import argparse
 from refsgd.cli.outputs import tell
 
 
-def options(_: argparse.ArgumentParser) -> None:
-    """Add nothing."""
-
-
 def do(args: argparse.Namespace) -> None:
     """Check the machine and print the findings."""
     from refsgd.experiment.computer.doctor import MISSING, examine

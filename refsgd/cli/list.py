@@ -14,10 +14,6 @@ from refsgd.experiment.options.architectures import ARCHITECTURES
 from refsgd.trace.metrics import METRICS
 
 
-def options(_: argparse.ArgumentParser) -> None:
-    """Add nothing."""
-
-
 def do(args: argparse.Namespace) -> None:
     """Print all names."""
     from refsgd.problems.data import NAMES as DATA

@@ -113,7 +113,7 @@ def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
     if callable(algorithm) or not algorithm.strip():
         return algorithm, {}
     name, *words = algorithm.split()
-    said: dict[str, Any] = {}
+    said = dict[str, Any]()
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
@@ -171,11 +171,10 @@ def prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], 
     return turns
 
 
-def _evaluated(experiment: Experiment, runtime: str, warmup: int, monitor: bool | float,
-               real: Experiment | None = None) -> Result:
-    """The result of one run, of the experiment or of the one that stands for it in real time."""
-    run, used = watched(real or experiment, runtime, monitor,
-                        lambda on_start: perform(real or experiment, runtime, on_start=on_start))
+def _evaluated(experiment: Experiment, real: Experiment, runtime: str, warmup: int,
+               monitor: bool | float) -> Result:
+    """The result of one run, of the experiment that stands for it in real time."""
+    run, used = watched(real, runtime, monitor, lambda start: perform(real, runtime, on_start=start))
     result = evaluate(experiment, runtime, run, warmup=warmup)
     return replace(result, measured=result.measured | used)
 
@@ -245,14 +244,14 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
         step(f"{experiment.name}: simulating")
         predicted, measured = experiment.predicted(), None
         try:
-            simulated = _evaluated(experiment, "simulator", warmup_steps, not real and monitor)
+            simulated = _evaluated(experiment, experiment, "simulator", warmup_steps, not real and monitor)
         except FloatingPointError as error:  # the others can still be compared
             rows.append(Row(experiment.name, each, predicted, None, None, str(error)))
             continue
         if real:
             step(f"{experiment.name}: running {counted(experiment.workers, 'worker')} as processes, about "
                  f"{simulated.measured['seconds']:.0f} s")
-            measured = _evaluated(experiment, runtime, warmup_steps, monitor, real_one)
+            measured = _evaluated(experiment, real_one, runtime, warmup_steps, monitor)
         rows.append(Row(experiment.name, each, predicted, simulated, measured))
     second = None
     if hard and experiments:

@@ -186,8 +186,7 @@ class Experiment:
         return {name: numbers for name, numbers in found.items() if numbers and name in taken}
 
     def continued(self, workers: int, done: int, updates: int) -> Experiment:
-        """The rest after `done` steps and `updates` of the parameters, with as many workers: the update rule
-        and the exchange have what follows from their number, and count on."""
+        """The rest after `done` steps and `updates` of the parameters, with the rule of so many workers."""
         assert self.training is not None
         problem, how, steps = self.problem, of(self.problem), self.steps - done
         rule = rules.rule_of(self.training, self.name, self.facts, self.own, workers, steps, problem, updates)
@@ -342,8 +341,7 @@ class Training:
 
 def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Sequence[str] = (),
             **arguments: Any) -> Experiment:
-    """Check all arguments (those of `Training` and the algorithm's own options) and build an experiment;
-    `stated` fields of the machine, which flags have set, must change something of it."""
+    """Check all arguments and build an experiment, to which each `stated` field of the machine matters."""
     name, function = deployment_function(algorithm)
     known = catalogue_name(function)
     text = known or (algorithm if isinstance(algorithm, str) else "")

@@ -151,20 +151,17 @@ def _luck(experiment: Experiment, trace: Trace) -> float:
     return excess / count if count else 0.0
 
 
-# -- within a budget, for advice ---------------------------------------------------------------------------
-
-
 @dataclass
 class Budget:
-    """The events that simulated runs may have; a number of seconds would give other results each time."""
+    """The events that advice may simulate; a number of seconds would give other results each time."""
 
     left: int
 
     def runs(self, e: Experiment, every: int, limit: int, share: int) -> tuple[Figures, int] | None:
         """Metrics of simulated runs, and the number of their steps, a multiple of `every`.
 
-        A first run of `every` steps shows what a step costs; the result is None if it has more than `limit`
-        events.  The runs that count are as long as possible and as many as needed, with about `share` events.
+        None if a first run of `every` steps has more than `limit` events.  The runs that count are as long as
+        possible and as many as needed, with about `share` events.
         """
         steps, cost = max(1, min(every, e.steps)), 0
         simulator = _simulator(replace(e, steps=steps))

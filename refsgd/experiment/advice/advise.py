@@ -286,9 +286,6 @@ def _recommendation(fitting: Sequence[Strategy], base: Strategy) -> str:
             f"{best.seconds / other.seconds:.2f} times the passes.")
 
 
-# -- passes over the data that a race has measured, with which kinds are comparable --------------------------
-
-
 def with_passes(strategies: Sequence[Strategy], race: Race) -> list[Strategy]:
     """The strategies with the passes of a race's row of the same algorithm and options, where it has one."""
     workers = max(row.workers for row in race.rows)

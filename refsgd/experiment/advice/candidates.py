@@ -124,8 +124,7 @@ TRACED = (Candidate("allreduce", {}, ONE, "DistributedDataParallel"),
 
 
 def divided(workers: int, batch: int) -> list[Candidate]:
-    """Divisions of a model that no node can hold: ZeRO, and pipelines of any number of nodes that divides the
-    workers, with 4, 16 or more micro-batches a node, of no fewer than 4 images unless the batch is small."""
+    """Divisions of a model that no node can hold: ZeRO, and pipelines of numbers that divide the workers."""
     sharded = ("distributed.optim.ZeroRedundancyOptimizer", "fully_shard(reshard_after_forward=False)",
                "distributed.fsdp.fully_shard")
     found = [Candidate("zero", {"stage": stage}, ONE, name) for stage, name in enumerate(sharded, 1)]
@@ -133,4 +132,5 @@ def divided(workers: int, batch: int) -> list[Candidate]:
         Candidate("gpipe", {"stages": depth, "micro": depth * each, "passes": "1f1b"}, ONE, SPLIT,
                   nodes=depth)
         for depth in range(2, workers + 1) if workers % depth == 0
+        # micro-batches a node: 4, 16 or more, of no fewer than 4 images unless the batch is small
         for each in sorted({min(4, batch), min(16, batch), max(1, batch // 4)})]

@@ -250,8 +250,7 @@ def _where(e: Experiment, servers: int) -> str:
 
 
 def _memory(found: Figures, activations: float, beside: object, copies: float) -> dict[str, float]:
-    """Bytes of the fullest node, by what a framework keeps; with `copies` in single precision, other numbers
-    take 2 bytes."""
+    """Bytes of the fullest node, by what a framework keeps; beside `copies`, numbers have 2 bytes."""
     held: list[dict[str, float]] = []
     for name in ("memory_worker", "memory_stage", "memory_server"):
         if name not in found:
@@ -303,8 +302,7 @@ def _command(c: Candidate, case: Case, q: Question, e: Experiment) -> str:
 
 
 def _flags(e: Experiment, name: str = "", base: Machine | None = None) -> str:
-    """The machine as flags that change `base`, a machine of that name, without those that this run would
-    refuse."""
+    """The machine as flags that change `base`, a machine of that name, without those that a run refuses."""
     machine = e.machine
     base, found = base or Machine(), [f"--machine {shlex.quote(name)}"] if name else []
     for field in fields(machine):

@@ -150,9 +150,6 @@ def _simulated(attempt: Attempt, steps: Steps, on_death: str, records: Records,
     return run
 
 
-# -- what processes use over time ---------------------------------------------------------------------------
-
-
 def check_monitor(monitor: bool | float, runtime: str | None) -> None:
     """Refuse an interval that is none, and processes of other computers."""
     if not isinstance(monitor, bool) and not 0 < monitor < float("inf"):

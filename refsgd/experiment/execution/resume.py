@@ -246,7 +246,7 @@ class Records:
 
     def _made(self, path: str | Path, nodes: Sequence[str], steps: Steps, final: Path | None) -> Journal:
         def make(first: bool) -> Journal:
-            journal = Journal(final if final and not first else path, self.header, nodes, made=not first)
+            journal = Journal(path if first else final or path, self.header, nodes, made=not first)
             if first:
                 journal.repeat(steps)
                 if final:
