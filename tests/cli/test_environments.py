@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from refsgd.cli import main
-from refsgd.experiment.computer import container, doctor, limits
+from refsgd.experiment.computer import doctor, limits
 from refsgd.experiment.prepare import Usage, prepare
 
 SMALL = "--data quadratic --workers 2 --steps 2"
@@ -77,12 +77,12 @@ def limited(request, tmp_path, monkeypatch):
     for name, text in files.items():
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(text)
-    monkeypatch.setattr(container, "OWN", tmp_path / "own")
-    monkeypatch.setattr(container, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(limits, "OWN", tmp_path / "own")
+    monkeypatch.setattr(limits, "ROOT", tmp_path / "root")
 
 
 def test_the_limits_of_control_groups_are_read(limited):
-    assert (container.cores(), container.free_memory(), container.free_tasks()) == (0.5, 120_000_000, 15)
+    assert (limits.allowed_cores(), limits.allowed_memory(), limits.free_tasks()) == (0.5, 120_000_000, 15)
 
 
 def test_the_doctor_and_the_guard_know_them(limited):
@@ -96,8 +96,8 @@ def test_the_doctor_and_the_guard_know_them(limited):
 
 
 def test_without_control_groups_there_is_no_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(container, "OWN", tmp_path / "absent")
-    assert (container.cores(), container.free_memory(), container.free_tasks()) == (float("inf"),) * 3
+    monkeypatch.setattr(limits, "OWN", tmp_path / "absent")
+    assert (limits.allowed_cores(), limits.allowed_memory(), limits.free_tasks()) == (float("inf"),) * 3
 
 
 def test_the_command_line_is_a_module_too():

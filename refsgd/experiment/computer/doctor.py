@@ -17,8 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from refsgd.experiment.computer import container
-from refsgd.experiment.computer.limits import TASKS, free_memory, usable_cores
+from refsgd.experiment.computer.limits import TASKS, free_memory, free_tasks, usable_cores
 from refsgd.problems.nn import kernel_cache
 from refsgd.runtimes.fork import NO_FORK, own_children
 
@@ -73,7 +72,7 @@ def starting() -> Iterator[Finding]:
         import resource
 
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        tasks = container.free_tasks()
+        tasks = free_tasks()
         yield _judged("processes", "no limit" if tasks == math.inf else f"{tasks:.0f} more, with threads",
                       tasks < 100, f"{TASKS} for each worker: raise the container's limit (pids)")
         yield _judged("descriptors", f"{limit} files may be open",

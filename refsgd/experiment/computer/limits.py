@@ -1,4 +1,5 @@
-"""Limits of this computer: can its cores and memory sustain a run's processes, pace and length?"""
+"""Limits of this computer and of its control groups, which containers and batch systems set: can its cores
+and memory sustain a run's processes, pace and length?"""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from refsgd.cluster.units import counted
-from refsgd.experiment.computer import container
 from refsgd.experiment.evaluation import evaluations_of
 from refsgd.experiment.prepare import Experiment, Say, Usage
 from refsgd.problems import Problem
@@ -25,6 +26,70 @@ MEMORY = {"AS": ("address space", 800_000_000, "v"), "DATA": ("data", 300_000_00
 STEP, LONG = 2e-4, 30.0
 #: share of a core's time that real computing may take; shortest compute time that can be paced well [s]
 BUSY, SHORT = 0.8, 0.002
+#: where the system shows control groups, and to which this process belongs
+ROOT, OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of this process's control groups, version 1 or 2, for a controller, and around them."""
+    # in a container the path may be the host's, which is not visible: the root is the container's group
+    try:
+        lines = OWN.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        for root in [ROOT / controller] if controllers else [ROOT, ROOT / "unified"]:
+            inner = root / path.lstrip("/")
+            yield from (folder for folder in (inner, *inner.parents) if folder.is_relative_to(root))
+
+
+def _numbers(folder: Path, file: str) -> list[float]:
+    """The numbers in a file, "max" being infinite; none if there is no such file."""
+    try:
+        words = (folder / file).read_text(encoding="utf-8").split()
+        return [math.inf if word == "max" else float(word) for word in words]
+    except (OSError, ValueError):
+        return []
+
+
+def allowed_cores() -> float:
+    """The cores that all processes of the tightest group may use together; infinite without a limit."""
+    found = [math.inf]
+    for folder in _groups("cpu"):
+        quota = _numbers(folder, "cpu.max") or (
+            _numbers(folder, "cpu.cfs_quota_us") + _numbers(folder, "cpu.cfs_period_us"))
+        if len(quota) == 2 and quota[0] > 0 and quota[1] > 0:
+            found.append(quota[0] / quota[1])
+    return min(found)
+
+
+def allowed_memory() -> float:
+    """Bytes that the tightest group may still take, files that can be read again not counted."""
+    found = [math.inf]
+    for folder in _groups("memory"):
+        for most, now, cached in (("memory.max", "memory.current", "inactive_file"),
+                                  ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")):
+            limit, used = _numbers(folder, most), _numbers(folder, now)
+            if limit and used:
+                found.append(limit[0] - used[0])
+                with suppress(OSError):
+                    lines = (folder / "memory.stat").read_text(encoding="utf-8").splitlines()
+                    found[-1] += next((float(line.split()[1]) for line in lines
+                                       if line.startswith(f"{cached} ")), 0.0)
+    return max(min(found), 0.0)
+
+
+def free_tasks() -> float:
+    """Processes and threads that the tightest group may still start."""
+    found = [math.inf]
+    for folder in _groups("pids"):
+        limit, now = _numbers(folder, "pids.max"), _numbers(folder, "pids.current")
+        if limit and now:
+            found.append(limit[0] - now[0])
+    return max(min(found), 0.0)
 
 
 def check_address_space() -> None:
@@ -43,14 +108,14 @@ def check_address_space() -> None:
 def usable_cores() -> float:
     """The number of cores that this process may use; a container may have a part of one."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(count, container.cores())
+    return min(count, allowed_cores())
 
 
 def free_memory() -> float:
     """Bytes of memory that this process and its children may still take."""
     import psutil
 
-    return min(float(psutil.virtual_memory().available), container.free_memory())
+    return min(float(psutil.virtual_memory().available), allowed_memory())
 
 
 def gradient_seconds(problem: Problem) -> tuple[float, float]:
@@ -76,7 +141,7 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
             raise Usage(f"{experiment.name} with {counted(experiment.workers, 'worker')} needs {needed} "
                         f"ranks and {mpi.too_few(runtime, size, needed)}, or another --workers")
     else:
-        cores, free, tasks = usable_cores(), free_memory(), container.free_tasks()
+        cores, free, tasks = usable_cores(), free_memory(), free_tasks()
         most = int(min(PROCESSES_PER_CORE * cores, free // PROCESS_BYTES[runtime], tasks // TASKS))
         if needed > most:
             room = f" and room for {tasks:.0f} processes and threads" if tasks < math.inf else ""
