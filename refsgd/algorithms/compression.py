@@ -66,11 +66,6 @@ class Codec:
     begin: int = 0  #: where its part of the vector begins
     first: int = 0  #: steps of the run before its own
 
-    @property
-    def linear(self) -> bool:
-        """Whether peers may sum messages, with `summed`, instead of decoded gradients."""
-        return self.rule.linear
-
     def start(self, d: int) -> Any:
         """The state before the first gradient of d entries."""
         return self.rule.start(d), np.float32(0)
@@ -86,10 +81,6 @@ class Codec:
     def ready(self, g: Array, x: Array) -> Array:
         """The gradient at x as it is to be encoded: for DGC clipped, and with weight decay."""
         return self.rule.ready(g, x) if isinstance(g, np.ndarray) else g
-
-    def receiver(self, sgd: SGD) -> SGD:
-        """The update rule for decoded gradients."""
-        return self.rule.receiver(sgd)
 
     def held(self, d: int) -> int:
         """Bytes that a sender keeps between two gradients of d entries."""

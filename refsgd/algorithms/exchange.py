@@ -70,7 +70,7 @@ class Exchange:
 
     def receiver(self, sgd: SGD) -> SGD:
         """The update rule for gradients as they arrive."""
-        return sgd if self.codec is None else self.codec.receiver(sgd)
+        return sgd if self.codec is None else self.codec.rule.receiver(sgd)
 
     def codec_of(self, part: slice) -> Codec | None:
         """The codec of one part."""

@@ -31,23 +31,11 @@ from typing import Any
 import numpy as np
 
 import refsgd
+from refsgd import effects
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.display.player.why import deadlock
-from refsgd.effects import (
-    Add,
-    Array,
-    Choose,
-    Compute,
-    Deployment,
-    Load,
-    Mark,
-    Poll,
-    Recv,
-    RunEnded,
-    Send,
-    _Built,
-)
+from refsgd.effects import Array, Compute, Deployment, RunEnded, _Built
 from refsgd.experiment.arguments import Usage, check_deployment
 from refsgd.experiment.functions import imported
 from refsgd.grader import plain
@@ -301,23 +289,23 @@ class Executor:
                 x, rank, t = effect.args
                 return ["gradient", effect.kind, piece, self.say(x), int(rank), int(t)], False, None
             return ["compute", effect.kind, piece], True, effect.fn(*effect.args)
-        if kind is Send:
+        if kind is effects.Send:
             if not hasattr(effect.body, "_fields"):
                 raise programs.no_message(live.name, program, effect.body)
             programs.freeze(effect.body)
             return ["send", effect.to, self.say(effect.body)], True, None
-        if kind is Recv or kind is Poll:
+        if kind is effects.Recv or kind is effects.Poll:
             kinds = [self._class(each) for each in effect.kinds]
             return [kind.__name__.lower(), kinds, effect.src], False, None
-        if kind is Mark:
+        if kind is effects.Mark:
             programs.freeze(effect.values.values())
             return ["mark", effect.name, self.say(dict(effect.values))], True, None
-        if kind is Choose:
+        if kind is effects.Choose:
             p = [float(each) for each in effect.p] if effect.p is not None else None
             return ["choose", self.say(list(effect.options)), p], False, None
-        if kind is Load:
+        if kind is effects.Load:
             return ["load", live.cells[id(effect.cell)], int(effect.part)], False, None
-        if kind is Add:
+        if kind is effects.Add:
             programs.freeze((effect.delta,))
             return ["add", live.cells[id(effect.cell)], int(effect.part), self.say(effect.delta),
                     bool(effect.atomic)], False, None

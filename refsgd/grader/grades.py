@@ -5,11 +5,10 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from refsgd.testing.findings import SIGNS
 from refsgd.trace.schema import json_text
 
 Grade = dict[str, Any]
-
-SIGNS = {True: "ok  ", False: "FAIL", None: "note"}
 
 STYLE = """
 :root { color-scheme: light dark }

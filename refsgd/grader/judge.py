@@ -20,25 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from refsgd import effects
 from refsgd.algorithms import parts
 from refsgd.algorithms.pipeline import stages
 from refsgd.algorithms.sgd import SGD, constant
-from refsgd.effects import (
-    Add,
-    Cell,
-    Choose,
-    Compute,
-    Deployment,
-    Died,
-    Load,
-    Mark,
-    Node,
-    Piece,
-    Poll,
-    Recv,
-    RunEnded,
-    Send,
-)
+from refsgd.effects import Cell, Compute, Deployment, Died, Node, Piece, RunEnded
 from refsgd.grader import plain
 from refsgd.grader.process import Gone, Process
 from refsgd.problems import Problem
@@ -162,17 +148,17 @@ class Place:
         if kind == "compute":
             return Compute(_done, kind=str(what[0]), piece=_piece(what[1]))
         if kind == "send":
-            return Send(str(what[0]), heard(what[1]))
+            return effects.Send(str(what[0]), heard(what[1]))
         if kind in ("recv", "poll"):
             kinds = [named(name, tuple(fields)) for name, fields in what[0]]
-            return (Recv if kind == "recv" else Poll)(*kinds, src=what[1])
+            return (effects.Recv if kind == "recv" else effects.Poll)(*kinds, src=what[1])
         if kind == "mark":
-            return Mark(str(what[0]), **heard(what[1]))
+            return effects.Mark(str(what[0]), **heard(what[1]))
         if kind == "choose":
-            return Choose(heard(what[0]), what[1])
+            return effects.Choose(heard(what[0]), what[1])
         if kind == "load":
-            return Load(self._cells[what[0]], what[1])
-        return Add(self._cells[what[0]], what[1], heard(what[2]), bool(what[3]))
+            return effects.Load(self._cells[what[0]], what[1])
+        return effects.Add(self._cells[what[0]], what[1], heard(what[2]), bool(what[3]))
 
 
 def _done(*_: Any) -> None:

@@ -26,26 +26,13 @@ from refsgd.problems.problem import with_batches
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.simulator import simulate
 from refsgd.testing import tracers
-from refsgd.testing.findings import RATE, NotChecked, hash_of, known_gradients
+from refsgd.testing.findings import RATE, UNEQUAL, NotChecked, hash_of, known_gradients
 from refsgd.testing.rules import other_rules
-from refsgd.testing.tracers import (
-    Deploy,
-    Misread,
-    Property,
-    contents,
-    differs,
-    ends,
-    explore_small,
-    named,
-    nothing,
-    traced,
-)
+from refsgd.testing.tracers import Deploy, Misread, Property, contents, ends, nothing, traced
 from refsgd.trace import Run
 
 #: values of an option at which few steps show what it does
 SMALL = {"period": (1, 2), "staleness": (0, 1)}
-#: messages take no time, and no two gradients end together: one order of arrival, whatever the messages
-UNEQUAL = Machine(compute="fixed(1)", speeds=(1, 0.7, 0.45))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -80,8 +67,8 @@ def _weights(run: Run, reads: Mapping[tuple[int, int], Array]) -> Iterator[tuple
         read = [i for i, version in enumerate(versions) if np.array_equal(version, counts)]
         applied = [i for i, version in enumerate(versions) if version[rank, t]]
         if not read:
-            raise Misread(f"the model at which worker {rank} computes gradient {t} contains {named(counts)}; "
-                          "expected what an update has left, or the first model")
+            raise Misread(f"the model at which worker {rank} computes gradient {t} contains "
+                          f"{tracers.named(counts)}; expected what an update has left, or the first model")
         if applied:
             yield applied[0] - 1 - read[0], float(versions[-1][rank, t])
 
@@ -145,7 +132,7 @@ def known_to_be(counts: Array, known: set[bytes], what: str, name: str) -> None:
     if counts.tobytes() not in known:
         models = [np.frombuffer(model, np.float32).reshape(counts.shape) for model in known]
         nearest = min(models, key=lambda model: (int(np.sum(model != counts)), model.tobytes()))
-        raise Misread(f"{what} {differs(counts, nearest)}, as with {name}")
+        raise Misread(f"{what} {tracers.differs(counts, nearest)}, as with {name}")
 
 
 def _read(deploy: Deploy, name: str, cases: list[Case]) -> str:
@@ -157,7 +144,7 @@ def _read(deploy: Deploy, name: str, cases: list[Case]) -> str:
                         f"the model at which worker {rank} computes gradient {t}", name)
 
         if known.complete:
-            runs += explore_small(deploy, own, workers, steps, judge, nothing)
+            runs += tracers.explore_small(deploy, own, workers, steps, judge, nothing)
     return f"as {name}'s, in {counted(runs, 'schedule')}"
 
 
@@ -169,7 +156,7 @@ def _ends(deploy: Deploy, name: str, cases: list[Case]) -> str:
             for x in ends(run):
                 known_to_be(contents(x, workers), known.finals, "the result", name)
 
-        runs += explore_small(deploy, own, workers, steps, nothing, at_end)
+        runs += tracers.explore_small(deploy, own, workers, steps, nothing, at_end)
     return f"as {name}'s, in {counted(runs, 'schedule')}"
 
 
@@ -192,7 +179,7 @@ def _served(deploy: Deploy, name: str, cases: list[Case]) -> str:
 
     for own, workers, steps, _ in cases:
         last.clear()
-        runs += explore_small(deploy, own, workers, steps, judge, at_end)
+        runs += tracers.explore_small(deploy, own, workers, steps, judge, at_end)
     return f"the server's, weighted as by {name}, in {counted(runs, 'schedule')}"
 
 
@@ -244,7 +231,7 @@ def _marks_models(deploy: Deploy, options: Mapping[str, Any]) -> bool:
 
 
 def _shown(known: set[bytes], workers: int) -> str:
-    return named(np.frombuffer(min(known), np.float32).reshape(workers, -1))
+    return tracers.named(np.frombuffer(min(known), np.float32).reshape(workers, -1))
 
 
 def squares(d: int) -> Problem:
@@ -308,7 +295,7 @@ def _weighs(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:
             raise Misread("gradients of unequal batches are averaged with equal weights; expected the mean "
                           "over all images, of which problem.images(rank, t) are a worker's")
         raise Misread("with batches of 3, 1 and 2 images the result "
-                      f"{differs(contents(mine[0], 3), contents(theirs[0], 3))}, as with {name}")
+                      f"{tracers.differs(contents(mine[0], 3), contents(theirs[0], 3))}, as with {name}")
 
 
 def _same_arrivals(deploy: Deploy, name: str, options: Mapping[str, Any]) -> None:

@@ -17,13 +17,12 @@ from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import quadratic
 from refsgd.runtimes.simulator import simulate
-from refsgd.testing.findings import RATE, NotChecked, Small, known_gradients
+from refsgd.testing.findings import RATE, UNEQUAL, NotChecked, Small, known_gradients
 from refsgd.trace import Run
 from refsgd.trace.metrics import measure
 
 WORKERS, STEPS = 3, 20  #: so that also periods of eight steps and more end within the run
 ALL = WORKERS * STEPS
-UNEQUAL = Machine(compute="fixed(1)", speeds=(1, 0.7, 0.45))  # type: ignore[arg-type]
 #: figures of a whole run, which formulas and measurement define alike
 TOTALS = ("seconds", "updates", "bytes_sent", "bytes_per_iteration", "staleness_mean", "staleness_max")
 EQUAL = Machine(compute="fixed(0.02)", latency=1e-3, bandwidth=1e6)  # type: ignore[arg-type]

@@ -1,4 +1,10 @@
-"""The result of a check, and the invariants that every run holds."""
+"""The result of a check, and the invariants that every run holds.
+
+Parameters
+----------
+run : Run
+    A finished run.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
 from refsgd.effects import Array, Deployment
 from refsgd.experiment.arguments import Usage
@@ -23,6 +30,10 @@ from refsgd.runtimes.world import Stuck
 from refsgd.trace import Chosen, Computed, Received, Run, Sent
 
 RATE = 0.125  #: learning rate of every check: a power of two, so that steps of integers are exact
+
+SIGNS = {True: "ok  ", False: "FAIL", None: "note"}
+#: messages take no time, and no two gradients end together: one order of arrival, whatever the messages
+UNEQUAL = Machine(compute="fixed(1)", speeds=(1, 0.7, 0.45))  # type: ignore[arg-type]
 
 Small = Callable[[Problem, int, int], Deployment]  #: of a problem, a number of workers and of steps
 
@@ -56,8 +67,7 @@ class Finding:
     found: Counterexample | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
-        sign = {True: "ok  ", False: "FAIL", None: "note"}[self.held]
-        return f"{sign} {self.name}: {self.text}"
+        return f"{SIGNS[self.held]} {self.name}: {self.text}"
 
 
 def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
@@ -189,11 +199,6 @@ def ledger(run: Run) -> None:
     """Check that every computed gradient is applied once to each part or marked as dropped, and none is from
     the future.
 
-    Parameters
-    ----------
-    run : Run
-        A finished run.
-
     Raises
     ------
     AssertionError
@@ -238,13 +243,7 @@ def _parts(worker: str, readers: Mapping[str, set[str]]) -> set[str]:
 
 
 def finite(run: Run) -> None:
-    """Check that the final parameters are finite numbers.
-
-    Parameters
-    ----------
-    run : Run
-        A finished run.
-    """
+    """Check that the final parameters are finite numbers."""
     if not np.all(np.isfinite(final_parameters(run))):
         raise AssertionError("the final parameters have NaN or infinite entries")
 
@@ -252,11 +251,6 @@ def finite(run: Run) -> None:
 def server_lead(run: Run) -> int:
     """Largest lead in clocks that a server sees when it applies a gradient: the worker's count minus the
     slowest worker's.
-
-    Parameters
-    ----------
-    run : Run
-        A finished run.
 
     Returns
     -------

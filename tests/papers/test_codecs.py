@@ -58,7 +58,7 @@ class Identity(Rule):
 def compressed(how, problem, workers, steps, sgd, reduce=ring_allreduce):
     """All-reduce with this codec."""
     coded = replace(problem, exchange=Exchange(codec=how))
-    return deploy(coded, workers, how.receiver(sgd),
+    return deploy(coded, workers, how.rule.receiver(sgd),
                   lambda replica, group: allreduce.peer(replica, group, coded, steps, reduce))
 
 
@@ -202,7 +202,7 @@ def test_peers_agree_whatever_the_schedule_and_send_the_bytes_of_the_formula(tex
 
     run = simulate(deployed(), machine, seed)
     assert all(np.array_equal(x, final(deployed())) for x in run.values.values())
-    times = 2 if how.linear else workers
+    times = 2 if how.rule.linear else workers
     assert sum(run.trace.bytes_sent.values()) == 4 * times * (workers - 1) * how.nbytes(60)
 
 

@@ -80,7 +80,7 @@ class Peers:
 def compressed(rank: int, group: Sequence[str], g: Array, t: int, codec: Codec, state: Any,
                reduce: Reduce) -> Program[tuple[Array, Any]]:
     """The sum over ranks of what their messages say, and the codec's next state."""
-    if codec.linear:
+    if codec.rule.linear:
         return (yield from codec.summed(state, g, codec.key(rank, t), partial(reduce, rank, group)))
     mine, state = yield Compute(codec.encode, state, g, codec.key(rank, t), kind="codec")
     total = np.zeros_like(g)

@@ -86,18 +86,12 @@ def decoupled_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, 
     ----------
     period : int
         H, the steps of a fragment after which a learner answers, at least 1.
-    fragments : int
-        P, at least 1.
     quorum : int, optional
         K, the learners for which a round waits, by default all that live.
     mix : float
         The weight of a learner's own fragment when it takes a merged one, in [0, 1].
     merge : {"average", "rda"}
         Whether a merge is the mean of the moves, or their mean direction with their mean length.
-    outer_lr : float
-        > 0.
-    outer_momentum : float
-        In [0, 1), Nesterov's.
     """
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)

@@ -71,8 +71,6 @@ def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
     ----------
     sgd : SGD
         The inner optimiser.
-    period : int
-        H, steps of a round, at least 1.
     outer_lr : float
         > 0; 1 without momentum takes the mean of the replicas.
     outer_momentum : float

@@ -84,12 +84,6 @@ def eager_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, peri
     ----------
     sgd : SGD
         The inner optimiser.
-    period : int
-        H, steps of a round, at least 1.
-    outer_lr : float
-        > 0.
-    outer_momentum : float
-        In [0, 1), Nesterov's.
     mode : {"eager", "delayed"}
         Whether a peer's own share of a mean is applied at once, or with the rest.
     """

@@ -98,16 +98,10 @@ def streaming_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, 
         The inner optimiser.
     period : int
         H, steps between two turns of a fragment, at least 1.
-    fragments : int
-        P, at least 1.
     delay : int
         tau, the steps that the mean of a fragment has to arrive, 0 to H - 1.
     mix : float
         The weight of a peer's own fragment when the mean arrives, in [0, 1].
-    outer_lr : float
-        > 0.
-    outer_momentum : float
-        In [0, 1), Nesterov's.
     """
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)

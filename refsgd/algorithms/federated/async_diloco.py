@@ -100,10 +100,6 @@ def async_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, peri
 
     Parameters
     ----------
-    steps : int
-        Of each client.
-    period : int
-        H, steps of a job, at least 1.
     buffer : int, optional
         N, the moves after which the velocity changes, at least 1; by default as many as clients.
     outer_lr : float

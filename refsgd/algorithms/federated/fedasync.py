@@ -52,14 +52,6 @@ def fedasync(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: 
 
     Parameters
     ----------
-    steps : int
-        Of each client.
-    period : int
-        H, steps of a job, at least 1.
-    concurrency : int, optional
-        C, the clients that work at a time, by default all.
-    weight : {"constant", "polynomial", "hinge"}
-        How the weight of a model falls with its staleness.
     mixing : float
         The weight of a model that is not stale, in (0, 1].
     mu : float

@@ -92,12 +92,6 @@ def fedavg(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
 
     Parameters
     ----------
-    steps : int
-        Of a client that takes part in every round.
-    period : int
-        H, steps of a round, at least 1.
-    sampled : int, optional
-        m, the clients of a round, by default all.
     mu : float
         FedProx: how strongly a client is pulled back to the model of the round, >= 0.
     partial : bool

@@ -60,16 +60,8 @@ def fedbuff(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: i
 
     Parameters
     ----------
-    steps : int
-        Of each client.
-    period : int
-        H, steps of a job, at least 1.
     buffer : int, optional
         K, the moves of an update, at least 1; by default half of `workers`.
-    concurrency : int, optional
-        C, the clients that work at a time, by default all.
-    weight : {"constant", "polynomial", "hinge"}
-        How the weight of a move falls with its staleness.
     outer_lr : float
         The server's rate, > 0.
     """

@@ -77,17 +77,7 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, sample
          recursion="corrections are gradients of the round before: only by running it")
 def scaffold(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
              sampled: int | None = None) -> Deployment:
-    """Deploy SCAFFOLD.
-
-    Parameters
-    ----------
-    steps : int
-        Of a client that takes part in every round.
-    period : int
-        H, steps of a round, at least 1.
-    sampled : int, optional
-        m, the clients of a round, by default all.
-    """
+    """Deploy SCAFFOLD."""
     check_period(period, 1)
     return deploy(problem, workers, steps, sgd, 1, False,
                   lambda shard, clients: server(shard, clients, steps, period,

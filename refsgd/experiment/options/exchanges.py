@@ -146,7 +146,8 @@ def plan(facts: Facts, options: Mapping[str, Any], problem: Problem, servers: in
         sums = own.phases(d) if own else (4 * d,)
         if own and own.phases(d, 0) != sums:
             unknown = f"messages of {how.compress} change in size, which no formula covers"
-        found.append(Part(home, tuple(held), sum(sums), 4 * d, sums if own is None or own.linear else ()))
+        found.append(Part(home, tuple(held), sum(sums), 4 * d,
+                          sums if own is None or own.rule.linear else ()))
     passes = (layers.forward, layers.backward) if layers else ((), ())
     return Plan(tuple(found), *passes, how.overlap, how.priority, price if how.codec else 0.0,
                 how.layout == "equal", unknown)
