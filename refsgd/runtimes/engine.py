@@ -40,6 +40,7 @@ from refsgd.trace import (
     Added,
     Chosen,
     Computed,
+    Crashed,
     Event,
     Loaded,
     Marked,
@@ -91,6 +92,7 @@ class Engine:
     def __init__(self, deployment: Deployment, nodes: Iterable[str] | None = None, observe: int | None = 64,
                  keep: int = 0) -> None:
         self.nodes, self.roles = list(deployment), roles(deployment)
+        self.endable = {name for name, node in deployment.items() if node.survives}
         self.dead: list[str] = []  #: nodes that have died
         self.rank = {name: i for i, name in enumerate(self.nodes)}
         self.now, self.seconds = 0.0, 0.0  #: the clock, and when the last main program returned
@@ -129,7 +131,10 @@ class Engine:
             return
         except RunEnded:
             if task.index == 0:
-                raise Deadlock(programs.unhandled(task.node, self.now, self.dead)) from None
+                raise Deadlock(
+                    f"deadlock at {self.now:.6g} s after the death of {', '.join(self.dead)}: {task.node} "
+                    "waits for messages that cannot arrive and does not catch RunEnded, although its Node "
+                    "says survives=True") from None
             self.ended(task, None)
             return
         except Exception as error:
@@ -368,6 +373,15 @@ class Engine:
             self.idles(task)
 
     # -- the end, and a look inside ------------------------------------------------------------------------
+
+    def lose(self, node: str, reason: str) -> None:
+        """End the programs of a node that dies now; what they returned is lost, too."""
+        self.record(Crashed(self.now, node, 0, reason))
+        self.dead.append(node)
+        self.values.pop(node, None)
+        for task in self.tasks[node]:
+            task.effect = task.waiting = None
+            task.program.close()
 
     def end(self, task: Task) -> None:
         """Tell a program that waits that no message can come any more."""

@@ -1,11 +1,8 @@
 """Explores every schedule of a small case, by re-execution in a `refsgd.runtimes.world.World`.
 
-Not every order matters, so not every order is tried: a world offers only some, and a schedule that reaches a
-known state is not followed further.  A state is identified by the answers that each program has received
-(programs are functions of these) and by the contents of each inbox, in order.
-
-The idea is Dijkstra's re-execution as in Godefroid's VeriSoft ("Model checking for programming languages
-using VeriSoft", POPL 1997).
+A schedule that reaches a known state is not followed further: programs are functions of the answers that
+they have received, so these and the contents of each inbox, in order, identify a state.  The idea is
+Dijkstra's, as in Godefroid's VeriSoft ("Model checking for programming languages using VeriSoft", POPL 1997).
 """
 
 from __future__ import annotations

@@ -1,26 +1,6 @@
 """Planned faults, in virtual time and in real processes: what happens to which node, and at which step.
 
-A step is a gradient of a worker or peer, or an update of a server, counted from 0.  A fault begins with its
-step:
-
-====== ==============================================================================================
-kill   the node's process is killed (SIGKILL), and with it all nodes on the same host
-drop   the node loses all its connections (TCP: its sockets are shut down) and ends, because others cannot
-       distinguish it from a dead node; or it loses the connection to one other node (TCP: both notice, and
-       one of them ends a second later, a worker rather than a server)
-pause  the node's process stops for some seconds (SIGSTOP, SIGCONT); messages to it wait
-slow   from this step on, all computing of the node takes longer by a factor
-delay  from this step on, messages of the node (or only those to one other node) arrive some seconds later
-====== ==============================================================================================
-
-The run's policy `on_death` decides what happens after a death.  The death of a server or of the last node
-ends the run under every policy.  Under ``continue`` the others continue.  A
-program that lists `refsgd.effects.Died` in a `Recv` receives each death as an ordinary message, the last one
-from the dead node; messages to dead nodes are lost.  Once no further message can come,
-`refsgd.effects.RunEnded` is also raised in waiting main programs that handle it.  Under ``shrink`` and
-``restart``, a run in which all programs wait for the dead is `Halted`, and its caller may continue from its
-parameters without the dead, or with all nodes (`refsgd.experiment.execution.elastic`).  Under ``restart``, a
-run that could continue is halted too, immediately.
+docs/faults.md says what each kind does, and what each policy `on_death` does after a death.
 """
 
 from __future__ import annotations

@@ -9,35 +9,45 @@ that heads are served in order.  In virtual time one engine does both.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from refsgd.cluster.cores import Processors
+from refsgd.cluster import prices
+from refsgd.cluster.cores import Processors, of_hosts
+from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Hop, Network
+from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Deployment
 from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
 from refsgd.runtimes.faults import Plan
 from refsgd.trace import Use
 
 if TYPE_CHECKING:
-    from refsgd.runtimes.processes.group_links import GroupLinks
+    from refsgd.runtimes.processes.shared import GroupLinks
 
 LAST = 1 << 60  #: the rank on the agenda behind all programs that resume at the same moment
 
 
 class Linked(Engine):
-    """An engine whose messages occupy the links of a network; several processes serve those in `groups`.
+    """An engine whose messages occupy the links of a machine; durations and choices are drawn from `seed`.
 
+    A process drives the nodes of its host `here`, and serves the links in `groups` together with others.
     If nodes have priorities, a message waits before its first link until the link has chosen it.  That is not
     preemptive, so a message waits for at most one other of a lower priority.
     """
 
-    def __init__(self, network: Network, deployment: Deployment, nodes: Iterable[str] | None = None,
-                 observe: int | None = 64, keep: int = 0, groups: GroupLinks | None = None) -> None:
-        super().__init__(deployment, nodes, observe, keep)
-        self.network, self._groups = network, groups
+    def __init__(self, deployment: Deployment, machine: Machine, seed: int, observe: int | None, keep: int,
+                 here: str | None = None, groups: GroupLinks | None = None) -> None:
+        self.machine, self.network, self._groups = machine, (network := Network(machine, deployment)), groups
+        self.host = network.host
+        super().__init__(deployment, [name for name in deployment if here in (None, self.host[name])],
+                         observe, keep)
+        priced, loads = prices.of_nodes(machine, deployment), prices.loads(machine, deployment)
+        for task in self.all_tasks:
+            task.host = self.host[task.node]
+            task.draws = Draws(priced[task.node], seed, task.node, task.index)
         self._ways, self._free = network.ways, [0.0] * len(network.links)
         self.uses: list[Use] | None = [] if network.described else None
         priority = {name: node.priority for name, node in deployment.items()}
@@ -45,6 +55,10 @@ class Linked(Engine):
         self._waiting = defaultdict[int, list[Any]](list)  # by link
         self._order = count()
         self._shared: Mapping[str, Processors] = {}  # of hosts whose programs share them
+        if here is None or machine.paced:  # else processors and messages take the time that they take
+            self._shared = of_hosts(machine.cores, machine.crowding, [(task.host, task, loads[task.node])
+                                                                      for task in self.all_tasks])
+            self.overhead = machine.overhead
         self._faults = Plan((), self.roles)
 
     # -- processors ----------------------------------------------------------------------------------------

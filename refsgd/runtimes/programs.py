@@ -83,16 +83,11 @@ def frames(program: Any) -> list[Any]:
     return found
 
 
-def innermost(program: Any) -> Any:
-    """The generator that is suspended at a primitive effect, below every ``yield from``."""
-    return frames(program)[-1]
-
-
 def line_of(program: Any) -> str:
     """``file:line in function`` of a suspended program, for errors; one that runs elsewhere says it."""
     if (line := getattr(program, "line", None)) is not None:
         return str(line)
-    inner = innermost(program)
+    inner = frames(program)[-1]
     if inner.gi_frame is None:
         return f"the end of {inner.gi_code.co_name}"
     return f"{inner.gi_code.co_filename}:{inner.gi_frame.f_lineno} in {inner.gi_code.co_name}"
@@ -164,12 +159,6 @@ def no_message(node: str, program: Any, body: Any) -> TypeError:
         "a NamedTuple class")
 
 
-def unhandled(node: str, now: float, dead: Sequence[str]) -> str:
-    """The message for a main program that `RunEnded` has ended."""
-    return (f"deadlock at {now:.6g} s after the death of {', '.join(dead)}: {node} waits for messages "
-            "that cannot arrive and does not catch RunEnded, although its Node says survives=True")
-
-
 def describe(effect: Any) -> str:
     """What a program is doing or waiting for, in a few words."""
     if isinstance(effect, Recv):
@@ -182,7 +171,7 @@ def describe(effect: Any) -> str:
 
 def where(node: str, index: int, program: Any, effect: Any) -> Where:
     """Where program number `index` of a node stands, suspended at `effect`."""
-    inner = innermost(program)
+    inner = frames(program)[-1]
     if inner.gi_frame is None:
         return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, 0, "returned", {})
     return Where(node, index, inner.gi_code.co_name, inner.gi_code.co_filename, inner.gi_frame.f_lineno,

@@ -112,12 +112,10 @@ class Replayer(Engine):
             self.values[task.node] = value
 
     def compute(self, task: Task, effect: Compute) -> None:
-        """Compute again, with the recorded times."""
         self.drawn[task.node, task.index].append(partial(Draws.draw, kind=effect.kind, piece=effect.piece))
         self.computed(task, self._step.start, effect, self.result(task, effect))
 
     def choose(self, task: Task, effect: Choose) -> Any:
-        """The recorded option."""
         found = [option for option in effect.options if option == self._step.option]
         if not found:
             raise self._misfit(task)
@@ -125,7 +123,6 @@ class Replayer(Engine):
         return found[0]
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
-        """The recorded start of a transmission."""
         return float(self._step.start)
 
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
@@ -171,11 +168,14 @@ class Replayer(Engine):
         if isinstance(step, Crashed):
             if self._untold and self._at_cell(node):
                 return False  # its access may be one that was not recorded
-            self._die(node, step.time)
+            self.now = step.time
+            self.lose(node, "as recorded")
+            self.at[node] += 1
+            self._show(node)
             return True
         task = self.tasks[node][index]
         told_of_end = type(task.effect) is Recv and not isinstance(step, Received | Polled)
-        if told_of_end and (index or self.deployment[node].survives):
+        if told_of_end and (index or node in self.endable):
             self.resume(task, RunEnded())
         if EFFECTS[type(step)] is not type(task.effect):
             if task.effect is not None and not isinstance(task.effect, Effect):
@@ -232,16 +232,6 @@ class Replayer(Engine):
         """Messages sent to a node and not received, by sender and number."""
         return [envelope for src in self.nodes for envelope in self.sent.get((src, node), ())
                 if envelope is not None]
-
-    def _die(self, node: str, time: float) -> None:
-        for task in self.tasks[node]:
-            task.program.close()
-            task.effect = task.waiting = None
-        self.dead.append(node)
-        self.values.pop(node, None)
-        self.record(Crashed(time, node, 0, "as recorded"))
-        self.at[node] += 1
-        self._show(node)
 
     def _at_cell(self, node: str) -> list[Any]:
         """The pending accesses to shared cells of a node's programs."""

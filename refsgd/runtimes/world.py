@@ -1,17 +1,9 @@
-"""A deployment in a world without a clock, whose caller picks what happens next.
+"""A deployment in a world without a clock, whose caller, a user or the explorer, picks what happens next.
 
-A `World` lists the actions that may happen next: a message of some channel arrives, a poll looks, a choice is
-made, and on nodes with several programs, which share state, any of them continues.  A schedule is the list of
-picks, so it can be replayed, shrunk and printed.  The picks come from a user (`refsgd.Stepper`) or from
-`refsgd.runtimes.explorer`, which tries every schedule.
-
-Not every order matters, so not every order is offered:
-
-* a program alone on its node continues until it needs another node, because computing and sending commute
-  with everything else;
-* a message is delivered immediately if such a program waits for exactly this source, because nothing can race
-  with it;
-* a `Died` arrives only while a program waits for one: arriving earlier, it would wait in the inbox.
+A schedule is the list of picks, so it can be replayed, shrunk and printed.  Not every order is offered: a
+program alone on its node continues until it needs another node, because computing and sending commute with
+everything else; a message for which such a program waits by its source is delivered immediately, because
+nothing can race with it; and a `Died` arrives only while a program waits for one.
 """
 
 from __future__ import annotations
@@ -23,7 +15,7 @@ from refsgd.effects import Add, Cell, Choose, Compute, Died, Factory, Load, Poll
 from refsgd.runtimes.engine import Engine, Task
 from refsgd.runtimes.mailbox import Envelope, tag_of
 from refsgd.runtimes.programs import Where, read, where
-from refsgd.trace import Crashed, Event, Run, Trace
+from refsgd.trace import Event, Run, Trace
 
 MAX_STEPS = 100_000  #: actions after which a run counts as endless
 
@@ -78,7 +70,6 @@ class World(Engine):
         deployment = factory()
         super().__init__(deployment, observe=None)
         self.every, self.deaths = every, deaths
-        self._endable = {name for name, node in deployment.items() if node.survives}
         self.wire: dict[tuple[str, str], deque[Envelope]] = {}
         self.history: dict[str, list[Any]] = {n: [] for n in self.nodes}  # by node: its programs share state
         # shared by nodes, so every access is picked
@@ -100,7 +91,6 @@ class World(Engine):
         self.events.append(tuple.__new__(type(event), (self.now, *event[1:])))
 
     def moment(self) -> str:
-        """The number of events so far, for errors."""
         return f"step {self.now:g}"
 
     def _continue(self, task: Task, value: Any) -> None:
@@ -121,7 +111,6 @@ class World(Engine):
         self.history[task.node].append((task.index, what))
 
     def compute(self, task: Task, effect: Compute) -> None:
-        """Compute in one step."""
         self.computed(task, task.since, effect, self.result(task, effect))
 
     def add(self, task: Task, effect: Add) -> None:
@@ -129,18 +118,15 @@ class World(Engine):
         self.added(task, effect, *self._seen.pop((task.node, task.index), (None, None)))
 
     def choose(self, task: Task, effect: Choose) -> Any:
-        """The option picked."""
         self._tell(task, ("choose", self._option))
         return effect.options[self._option]
 
     def load(self, task: Task, effect: Load) -> tuple[Any, int]:
-        """As in every engine, and note the value read."""
         part, ticket = super().load(task, effect)
         self._tell(task, part.tobytes())
         return part, ticket
 
     def take(self, task: Task, effect: Recv) -> tuple[Envelope, Any] | None:
-        """As in every engine, and note the message taken."""
         hit = super().take(task, effect)
         if hit is not None or type(effect) is Poll:
             self._tell(task, hit and (hit[0].src, hit[0].number))
@@ -167,12 +153,9 @@ class World(Engine):
 
     def die(self, node: str) -> None:
         """End a worker, as on_death "continue" does: what it has sent arrives, and then a `Died`."""
-        self.record(Crashed(self.now, node, 0, f"{node} dies"))
-        self.dead.append(node)
+        self.lose(node, f"{node} dies")
         self.mailboxes[node].envelopes.clear()
         for task in self.tasks[node]:
-            task.effect = task.waiting = None
-            task.program.close()
             self._seen.pop((node, task.index), None)
         for other in self.nodes:
             self.wire.pop((other, node), None)
@@ -262,7 +245,7 @@ class World(Engine):
         """Nothing can happen: raise an error, or tell the next handler that the run has ended."""
         waiting = [task for task in self.all_tasks if task.effect is not None]
         mains = [task for task in waiting if task.index == 0]
-        if mains and not (self.dead and all(task.node in self._endable for task in mains)):
+        if mains and not (self.dead and all(task.node in self.endable for task in mains)):
             after = f" after the death of {', '.join(self.dead)}" if self.dead else ""
             raise Stuck(f"deadlock{after}: {self.stuck(mains)}")
         if mains:

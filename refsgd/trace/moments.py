@@ -1,8 +1,7 @@
 """The model at a moment: which parameters a run keeps, and how those of several nodes are put together.
 
-Nodes change their parameters at different times, and workers of unequal speed complete unequal numbers of
-iterations.  The model at a moment therefore consists of the newest parameters that each node had then, and
-not of those with equal numbers, which never existed together.
+The model at a moment consists of the newest parameters that each node had then, and not of those with equal
+numbers of iterations, which never existed together where nodes are not equally fast.
 """
 
 from __future__ import annotations
@@ -65,11 +64,6 @@ class Thinner:
     The distance of the moments is a power of two, and doubles whenever a node holds more than `limit`.  All
     nodes, in whichever process, thus have the moments of the coarsest in common, and `moments` finds there
     what each of them held.  Where no time passes, marks are counted.  The marks themselves stay.
-
-    Parameters
-    ----------
-    limit : int
-        Largest number of `x` kept for each (node, name), >= 0.
     """
 
     def __init__(self, limit: int = 64) -> None:
@@ -95,17 +89,8 @@ class Thinner:
 
 
 def thin(events: Iterable[Event], limit: int = 64) -> None:
-    """Drop `x` from all but `limit` marks per name and node; see `Thinner`.
+    """Drop `x` from all but `limit` marks per name and node, in place; see `Thinner`.
 
-    Parameters
-    ----------
-    events : iterable of Event
-        Changed in place.
-    limit : int
-        Largest number of `x` kept for each (node, name).
-
-    Examples
-    --------
     >>> marks = [Marked(float(v), "server0", 0, "update", {"version": v, "x": v}) for v in range(100)]
     >>> thin(marks, 4)
     >>> [e.values["version"] for e in marks if "x" in e.values]

@@ -23,8 +23,7 @@ from refsgd.problems import Problem, integer_gradients
 from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.faults import Fault
-from refsgd.runtimes.faulty import Faulty
-from refsgd.runtimes.simulator import simulate
+from refsgd.runtimes.simulator import Faulty, simulate
 from refsgd.trace import Returned, Sent
 from tests.strategies import machines, seeds
 from tests.watching import LOCKSTEP, RANDOM, constant, curved, final, moments, recorded

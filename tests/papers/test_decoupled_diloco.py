@@ -17,7 +17,7 @@ from refsgd.collectives.parts import chunks
 from refsgd.effects import Compute, Poll, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.runtimes import faulty
+from refsgd.runtimes import simulator
 from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore, walk
 from refsgd.runtimes.faults import Fault
@@ -62,7 +62,7 @@ def hold_merges(deploy, machine, seed, options, dead=0):
     """Versions count the merges of a fragment, moves are of its newest version, and there are no more rounds than in
     any schedule; returns the run."""
     problem, steps, period = ragged(3), 12, options["period"]
-    run = faulty.simulate(deployed(problem, 3, steps, SGD(0.1, 0.9), deploy, **options), machine, seed,
+    run = simulator.simulate(deployed(problem, 3, steps, SGD(0.1, 0.9), deploy, **options), machine, seed,
                           faults=deaths(dead, seed, steps, 3), on_death="continue")
     trace, versions, answers = run.trace, Counter(), Counter()
     gone = max(k for k, e in enumerate(trace.events) if e.node == "server0" and getattr(e, "message", "") in ("Done", "Died"))
@@ -275,7 +275,7 @@ def test_a_quorum_goes_on_without_the_slow_and_the_dead():
     problem = Problem(np.zeros(40), lambda x, rank, t: x - 1, lambda x: float(np.sum((x - 1)**2)))
     machine = Machine(compute="fixed(1)", speeds=(0.2, *[1] * 7), latency=0.1)
     faults = [Fault("kill", f"worker{i}", 20) for i in (6, 7)]
-    run = faulty.simulate(DEPLOY(problem, 8, 80, SGD(0.1), quorum=5), machine, 0, faults=faults, on_death="continue")
+    run = simulator.simulate(DEPLOY(problem, 8, 80, SGD(0.1), quorum=5), machine, 0, faults=faults, on_death="continue")
     early = [e for e in run.trace.marks("update") if e.time <= 80]
     assert len(early) >= 4 * 8  # a merge of each fragment in about nine steps
     assert problem.loss(final_parameters(run)) < 0.1 * problem.loss(problem.x0)

@@ -15,7 +15,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Mark, Node, Recv, Send
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import integer_gradients
-from refsgd.runtimes import faulty
+from refsgd.runtimes import simulator
 from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.faults import Fault
@@ -178,7 +178,7 @@ def hold_answers(deploy, lower, upper, seed, killed=None, delay=0.0):
     workers = [f"worker{i}" for i in range(3)]
     faults = [] if killed is None else [Fault("delay", f"worker{killed}", 0, delay),
                                         Fault("kill", f"worker{killed}", 1 + seed)]
-    trace = faulty.simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper),
+    trace = simulator.simulate(deploy(integer_gradients(workers=3), 3, 25, SGD(0.25), lower=lower, upper=upper),
                             UNEQUAL, seed, faults=faults).trace
     order, answered = [], []
     for e in trace.events:

@@ -9,7 +9,7 @@ from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.sgd import SGD, StepDecay
 from refsgd.cluster.machine import Machine
 from refsgd.problems import Problem
-from refsgd.runtimes.faulty import Faulty
+from refsgd.runtimes.simulator import Faulty
 from tests.catalogue import having
 
 UNEQUAL = Machine(compute="exponential(1)", latency=0.1, update="exponential(0.2)", speeds=(1, 0.5, 2))

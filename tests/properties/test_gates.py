@@ -7,7 +7,7 @@ import pytest
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.problems import integer_gradients
-from refsgd.runtimes import faulty
+from refsgd.runtimes import simulator
 from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.faults import Fault
 from tests.ledger import with_bodies
@@ -41,7 +41,7 @@ def hold_gate(deploy, staleness, refresh="fresh", killed=(), seed=0):
     tapped = with_bodies(deploy(integer_gradients(workers=3), 3, STEPS, SGD(0.25, 0.5), **options),
                          lambda name, to, body: sent.setdefault((name, to), []).append(body) or body)
     # News of a death comes late, as all that the dead have sent: the others may be held back by then.
-    run = faulty.simulate(tapped, UNEQUAL, seed,
+    run = simulator.simulate(tapped, UNEQUAL, seed,
                           faults=[f for i in killed
                                   for f in (Fault("delay", f"worker{i}", 0, 3.0 * i),
                                             Fault("kill", f"worker{i}", i))])

@@ -14,7 +14,7 @@ import pytest
 import refsgd
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Died, Mark, Node, Recv, RunEnded, Send
-from refsgd.runtimes import faulty
+from refsgd.runtimes import simulator
 from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.processes.local import run
@@ -41,7 +41,7 @@ kill = partial(Fault, "kill")
 def world(request):
     """``world(factory, machine, faults=...)`` in every world that has deaths."""
     if request.param == "simulator":
-        return faulty.simulate
+        return simulator.simulate
     return partial(run, transport=request.param, on_death="continue", deadline=10.0)
 
 
@@ -179,7 +179,7 @@ def test_whoever_waits_in_vain_after_a_death_is_told_if_it_knows(world):
                        match=r"after the death of worker1: server0 at .*in ignorant waits for Recv\(Push\)"):
         world(lambda: build(ignorant(), False), MACHINES[0], faults=[kill("worker1", 4)])
     with pytest.raises(Deadlock, match=r"after the death of worker1: server0 .*does not catch RunEnded"):
-        faulty.simulate(lambda: build(ignorant(), True), MACHINES[0], faults=[kill("worker1", 4)])
+        simulator.simulate(lambda: build(ignorant(), True), MACHINES[0], faults=[kill("worker1", 4)])
 
 
 def test_a_peer_that_goes_on_asking_the_dead_waits_for_ever(world):
@@ -319,6 +319,6 @@ def test_bad_plans_are_refused():
     with pytest.raises(ValueError, match="there is no worker9; expected one of server0, worker0"):
         run(partial(asp, n=1), faults=[kill("worker9", 1)])
     with pytest.raises(ValueError, match="a step >= 0, and one end for each node"):
-        faulty.simulate(partial(asp, n=1), faults=[kill("worker0", 1), kill("worker0", 2)])
+        simulator.simulate(partial(asp, n=1), faults=[kill("worker0", 1), kill("worker0", 2)])
     with pytest.raises(ValueError, match="on_death 'ignore'; expected one of stop, continue"):
         run(asp, on_death="ignore")

@@ -22,7 +22,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Node, Recv
 from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import Fault
-from refsgd.runtimes.processes import launcher, watch
+from refsgd.runtimes.processes import local, watch
 from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.transports import tcp
 from refsgd.runtimes.transports.waking import wait_for
@@ -133,7 +133,7 @@ def test_what_the_launcher_takes_to_notice_is_measured(usual, monkeypatch):
             time.sleep(0.4)
         return ready
 
-    monkeypatch.setattr(launcher, "wait_for", sleepy)
+    monkeypatch.setattr(local, "wait_for", sleepy)
     with pytest.raises(RunFailed, match=r"worker1 \(pid \d+\) was killed by SIGKILL") as caught:
         run(partial(exchange, gradient=dies), transport=usual)
     assert 0.4 <= caught.value.silent < 2.0

@@ -12,7 +12,7 @@ import refsgd
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Died, Node, Recv, Send
 from refsgd.experiment.prepare import prepare
-from refsgd.runtimes import faulty
+from refsgd.runtimes import simulator
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.faults import Fault, check, draw, parse
 from refsgd.runtimes.processes.local import run
@@ -118,7 +118,7 @@ def peers(steps=6):
 
 @pytest.mark.parametrize("world", ["simulator", "shm", "tcp"])
 def test_every_survivor_is_told_of_each_node_of_a_host_that_dies(world):
-    go = faulty.simulate if world == "simulator" else partial(run, transport=world, on_death="continue",
+    go = simulator.simulate if world == "simulator" else partial(run, transport=world, on_death="continue",
                                                               deadline=10.0)
     found = go(peers, PACED, faults=[kill("peer3", 4)])
     assert found.values == {"peer0": ["peer2", "peer3"], "peer1": ["peer2", "peer3"]}
@@ -139,7 +139,7 @@ def test_what_a_node_returned_dies_with_its_host():
 
     machine = Machine(compute="fixed(0.004)", hosts=(("peer0", "peer1"), ("peer2",)))
     plan = [kill("peer0", 20)]
-    for found in (faulty.simulate(build, machine, faults=plan),
+    for found in (simulator.simulate(build, machine, faults=plan),
                   run(build, machine, faults=plan, on_death="continue")):
         assert list(found.values) == ["peer2"]
 

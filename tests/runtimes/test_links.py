@@ -18,8 +18,8 @@ import pytest
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Compute, Deployment, Node, Recv, Send
-from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.local import run
+from refsgd.runtimes.processes.shared import GroupLinks
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Received
 from tests.paced import as_simulated, slipped

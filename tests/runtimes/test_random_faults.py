@@ -23,8 +23,8 @@ from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import Usage, prepare
 from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import POLICIES, draw
-from refsgd.runtimes.faulty import Faulty
 from refsgd.runtimes.processes.local import run
+from refsgd.runtimes.simulator import Faulty
 from refsgd.trace import Crashed
 from tests.catalogue import NOT_BY_RANK
 from tests.runtimes.outcomes import outcome

@@ -24,8 +24,8 @@ from refsgd.experiment.prepare import Usage, prepare
 from refsgd.experiment.run import RunOptions, records_of, resumed
 from refsgd.runtimes.errors import ReplayError, RunFailed
 from refsgd.runtimes.journal import line, read
-from refsgd.runtimes.processes import cells
 from refsgd.runtimes.processes import local as processes
+from refsgd.runtimes.processes import shared
 from refsgd.runtimes.programs import add_to
 from refsgd.runtimes.replay import replay_beginning
 from refsgd.trace import Crashed
@@ -255,7 +255,7 @@ def test_a_death_in_the_middle_of_an_addition_leaves_nothing_of_it(tmp_path, mon
         part[:] = kept
         add_to(effect, seen)
 
-    monkeypatch.setattr(cells, "add_to", half)
+    monkeypatch.setattr(shared, "add_to", half)
     with recording(experiment, "processes", path) as journal:
         run = processes.run(experiment.deploy, on_death="continue", journal=journal)
         journal.finish(run.trace, evaluate(experiment, "processes", run).parameters_sha256)

@@ -19,9 +19,8 @@ from refsgd.problems.chain import Rows
 from refsgd.problems.shapes import NoContents
 from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.faults import Fault, Halted, parse, survives_workers
-from refsgd.runtimes.faulty import Faulty
 from refsgd.runtimes.fork import LAUNCHERS
-from refsgd.runtimes.simulator import Simulator
+from refsgd.runtimes.simulator import Faulty, Simulator
 from refsgd.trace import Run
 from refsgd.trace.codec import Steps
 from refsgd.trace.resources import DEFAULT, in_virtual_time

@@ -19,7 +19,7 @@ from refsgd.runtimes.processes.system import keep_memory, prctl, settle
 from refsgd.runtimes.transports.transport import Transport
 
 if TYPE_CHECKING:
-    from refsgd.runtimes.processes.launcher import Launch
+    from refsgd.runtimes.processes.local import Launch
 
 PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 

@@ -40,7 +40,7 @@ class Done(NamedTuple):
 
 
 class Lateness:
-    """Lateness relative to the described machine's nominal time on one node."""
+    """Lateness relative to the described machine's nominal time on one node, and its moves to real time."""
 
     def __init__(self) -> None:
         self.events = self.slips = self.computes = 0
@@ -51,16 +51,6 @@ class Lateness:
         self.events += 1
         self.total += late
         self.worst = max(self.worst, late)
-
-    def computed(self, took: float) -> None:
-        """Count a Compute with its real duration."""
-        self.computes += 1
-        self.computing += took
-
-    def slip(self, late: float) -> None:
-        """Count a move of nominal time to real time."""
-        self.slips += 1
-        self.slipped += late
 
     def figures(self) -> dict[str, float]:
         """Seconds and counts."""

@@ -1,12 +1,8 @@
 """The engine of one OS process: the same effects, events and draws as the simulator, on the wall clock.
 
-*Nominal time.*  Every wake-up is late by 0.1 ms or more.  If effects started at the moment of waking,
-lateness would add up along the critical path.  So an effect starts at the nominal time of its cause (a
-timer's due time, an emulated arrival), and lateness shortens the next sleep.  Nominal time slips to real time
-only at the end of a `Compute` that is late by more than `SLACK`, because no sleep is left to absorb it; slips
-are counted.
-
-*Emulated links* are in `refsgd.runtimes.linked`.
+An effect starts at the nominal time of its cause (a timer's due time, an emulated arrival), so that a late
+wake-up only shortens the next sleep; docs/explanation/pacing.md says why.  Nominal time slips to real time
+only at the end of a `Compute` that is late by more than `SLACK`; slips are counted.
 """
 
 from __future__ import annotations
@@ -19,21 +15,17 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop
 from typing import Any, NamedTuple
 
-from refsgd.cluster import prices
-from refsgd.cluster.cores import of_hosts
 from refsgd.cluster.draws import Draws
-from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
 from refsgd.effects import Add, Array, Compute, Deployment, Died, Load, payload_bytes
 from refsgd.runtimes.engine import HEAD, RESUME, Task
 from refsgd.runtimes.faults import Fault, Plan, gives_up, roles_of_hosts
 from refsgd.runtimes.linked import Linked
 from refsgd.runtimes.mailbox import Envelope, tag_of
-from refsgd.runtimes.processes import cells
+from refsgd.runtimes.processes import shared
 from refsgd.runtimes.processes.computing import Computing, Done, Job, Lateness
-from refsgd.runtimes.processes.group_links import GroupLinks
 from refsgd.runtimes.processes.status import ABORT, HALT, StatusLog, StatusTable
-from refsgd.runtimes.programs import freeze, line_of, share_of
+from refsgd.runtimes.programs import freeze, line_of, read, share_of
 from refsgd.runtimes.simulator import rare_full_collections
 from refsgd.runtimes.transports.transport import Transport
 from refsgd.runtimes.transports.wire import WireError
@@ -76,36 +68,25 @@ class Driver(Linked):
     def __init__(self, process: str, deployment: Deployment, machine: Machine, seed: int,
                  transport: Transport, table: StatusTable, quiet: Callable[[], None],
                  watch: Sequence[int] = (), observe: int = 64, faults: Iterable[Fault] = (),
-                 keep: int = 0, groups: GroupLinks | None = None) -> None:
-        network = Network(machine, deployment)
-        self.process_of, self.here = network.host, process
-        here = [n for n in deployment if self.process_of[n] == process]
-        super().__init__(network, deployment, here, observe, keep, groups)
-        self.machine, self.transport, self.watch, self._quiet = machine, transport, watch, quiet
+                 keep: int = 0, groups: shared.GroupLinks | None = None) -> None:
+        super().__init__(deployment, machine, seed, observe, keep, process, groups)
+        self.here, self.transport, self.watch, self._quiet = process, transport, watch, quiet
         self.paced = machine.paced
         self.began = 0.0  # the common start on the monotonic clock; `now` counts nominal seconds since then
         self.lateness = {name: Lateness() for name in self.tasks}
-        priced, loads = prices.of_nodes(machine, deployment), prices.loads(machine, deployment)
-        for task in self.all_tasks:
-            task.draws, task.host = Draws(priced[task.node], seed, task.node, task.index), process
         self._table, self._run, self._words = table, table.run, table.process[process]
         self._log = StatusLog(table, process)
         self._dead: set[str] = set()  # processes
         self._sent_to: Counter[str] = Counter()  # messages by process, to forget those of the dead
         self._got_from: Counter[str] = Counter()
         self._faults = Plan(faults, self.roles)
-        self._role_of_process = roles_of_hosts(self.roles, self.process_of)
-        self._endable = {name for name in self.tasks if deployment[name].survives}
+        self._role_of_process = roles_of_hosts(self.roles, self.host)
         self._hopeless = 0  # how often the launcher has announced that waiting programs get no message
         self._lost_at: dict[str, float] = {}  # processes with lost connections, and since when
         self._emulated = machine.linked or machine.paced
         if not self._emulated:
             self._priority = {}
         self._left: dict[str, float] = {}  # when the last message of each node had left it
-        if self.paced:  # else processors and messages take the time that they take
-            self._shared = of_hosts(machine.cores, machine.crowding, [(process, task, loads[task.node])
-                                                                      for task in self.all_tasks])
-            self.overhead = machine.overhead
         self._arrived: deque[tuple[str, Envelope]] = deque()  # nothing is emulated: before the agenda
         self._effects = 0
         self._next: dict[tuple[str, str], int] = {}  # number of the next message by channel
@@ -120,7 +101,7 @@ class Driver(Linked):
         """Continue an earlier run with its programs."""
         self.now = self.seconds = beginning.seconds
         self.dead = list(beginning.dead)
-        self._dead = {self.process_of[node] for node in beginning.dead}
+        self._dead = {self.host[node] for node in beginning.dead}
         self._words.noticed = len(self._dead)
         for event in beginning.events:
             if isinstance(event, Computed):
@@ -197,7 +178,7 @@ class Driver(Linked):
             self._dead.add(process)
             self.transport.forget(process)
             del self._sent_to[process], self._got_from[process]
-            for node in (n for n in self.nodes if self.process_of[n] == process):
+            for node in (n for n in self.nodes if self.host[n] == process):
                 # after everything that it sent, some of which may still be on emulated links
                 start = max(self.clock(), self._left.get(node, 0.0))
                 self.dead.append(node)
@@ -209,7 +190,7 @@ class Driver(Linked):
         """After a death no message can arrive any more: end a main program that expects this."""
         self._hopeless = self._run.hopeless
         self._words.noticed = len(self._dead) + self._hopeless
-        task = next((t for t in self.all_tasks if t.index == 0 and t.node in self._endable
+        task = next((t for t in self.all_tasks if t.index == 0 and t.node in self.endable
                      and t.waiting is not None), None)
         if task is not None:
             self.end(task)
@@ -283,28 +264,23 @@ class Driver(Linked):
             self.ready = task, None
 
     def ended(self, task: Task, value: Any) -> None:
-        """As in every engine, and note it in the status table."""
         super().ended(task, value)
         self._log.ended(task.node, task.index)
 
     def waits(self, task: Task) -> None:
-        """Note in the status table what a program waits for."""
         self._log.waits(task.node, task.index, task.program, task.effect, time.monotonic_ns())
 
     def load(self, task: Task, effect: Load) -> tuple[Any, int]:
-        """A copy of a part of a shared cell, and the number of this access."""
-        return cells.load(effect)
+        return shared.load(effect)
 
     def write(self, effect: Add, seen: Any) -> int:
-        """Write an Add to its shared cell; the number of this access."""
-        return cells.add(effect, seen)
+        return shared.add(effect, seen)
 
     def add(self, task: Task, effect: Add) -> None:
         """Read now, and write after the time that it takes."""
         seconds = self._duration(task, "update") * share_of(effect) if self.paced else 0.0
-        due = self._occupy(task, seconds)
-        seen = cells.before(effect)
-        self._when_served(due, self.added, task, effect, seen)
+        seen = None if effect.atomic else read(effect)
+        self._when_served(self._occupy(task, seconds), self.added, task, effect, seen)
 
     # -- computing -----------------------------------------------------------------------------------------
 
@@ -329,7 +305,7 @@ class Driver(Linked):
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "drop":
-            cut = self.transport.sever(self.process_of[fault.to] if fault.to else "")
+            cut = self.transport.sever(self.host[fault.to] if fault.to else "")
             if not (fault.to and cut):  # otherwise both ends find out
                 what = f"its connection to {fault.to}" if fault.to else "its connections"
                 raise ConnectionError(f"{fault.node} lost {what} as planned at step {fault.step}")
@@ -348,7 +324,8 @@ class Driver(Linked):
             done.error.add_note(f"in Compute({effect.kind}) of {where}")
             raise done.error
         record = self.lateness[task.node]
-        record.computed(done.took)
+        record.computes += 1
+        record.computing += done.took
         if not self.paced:  # a due time of 0 would overtake every message
             due = done.ended - self.began + (self._faults.slower(task.node) - 1) * done.took
         elif priced:
@@ -357,29 +334,29 @@ class Driver(Linked):
 
     def _due(self, job: Job) -> float:
         """When a Compute ends in nominal time, unless other programs of the process begin before."""
-        shared = self._shared.get(self.here)
-        return job.due if shared is None else shared.due(job.task)
+        processors = self._shared.get(self.here)
+        return job.due if processors is None else processors.due(job.task)
 
     def _resume_compute(self, task: Task, done: Done) -> None:
         (_, effect, start, _, priced), late = done.job, 0.0
         if self.paced:
-            due = self._due(done.job)
+            due, record = self._due(done.job), self.lateness[task.node]
             late = max(0.0, self.clock() - due)
-            self.lateness[task.node].seen(late)
+            record.seen(late)
             if priced and late > SLACK:
-                self.lateness[task.node].slip(late)
+                record.slips += 1
+                record.slipped += late
                 self.now = max(self.now, due + late)
         self.computed(task, start, effect, done.value, late)
 
     # -- messages ------------------------------------------------------------------------------------------
 
     def departs(self, task: Task, to: str, nbytes: int) -> float:
-        """When the transmission of a message begins: now if nothing is emulated."""
         return super().departs(task, to, nbytes) if self._emulated else self.now
 
     def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Hand a message to the transport, or put one for this process on the agenda."""
-        src, there = task.node, self.process_of[to]
+        src, there = task.node, self.host[to]
         if there == self.here:
             super()._post(task, to, body, number, nbytes, start)
         elif there not in self._dead:
@@ -394,10 +371,9 @@ class Driver(Linked):
 
     def deliver(self, to: str, src: str, body: Any, number: int, nbytes: int, tag: int = 0,
                 arrival: float | None = None) -> None:
-        """As in every engine, and count messages from other processes."""
         if self.paced:
             self.lateness[to].seen(max(0.0, self.clock() - self.now))
-        process = self.process_of[src]
+        process = self.host[src]
         if process != self.here and process not in self._dead:
             self._got_from[process] += 1
             self._words.messages_received += 1

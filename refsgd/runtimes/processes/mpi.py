@@ -24,9 +24,9 @@ from refsgd.effects import Deployment, Factory
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.fork import LAUNCHERS
 from refsgd.runtimes.processes.driver import Aborted, Beginning, Driver
-from refsgd.runtimes.processes.group_links import GroupLinks
-from refsgd.runtimes.processes.launcher import LEAD
+from refsgd.runtimes.processes.local import LEAD
 from refsgd.runtimes.processes.reports import Failure, Report, deadlock, join
+from refsgd.runtimes.processes.shared import GroupLinks
 from refsgd.runtimes.processes.status import StatusTable
 from refsgd.runtimes.processes.system import keep_memory
 from refsgd.runtimes.transports.ranks import PATIENCE, Ranks, abort

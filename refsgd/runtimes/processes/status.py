@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from refsgd.effects import Compute, Recv
-from refsgd.runtimes.programs import describe, innermost
+from refsgd.runtimes.programs import describe, frames
 from refsgd.runtimes.transports.waking import anonymous
 
 NOTHING, CLOSE, HALT, ABORT = range(4)  # commands
@@ -132,7 +132,7 @@ class StatusLog:
 
     def waits(self, node: str, index: int, program: Any, effect: Any, now_ns: int) -> None:
         """A program is about to wait for `effect` (a Compute or a Recv)."""
-        words, inner = self._programs[node, index], innermost(program)
+        words, inner = self._programs[node, index], frames(program)[-1]
         key = (effect.kinds, effect.src) if isinstance(effect, Recv) else effect.kind
         words.doing = self._known.get(key) or self._entry(key, describe(effect))
         code = inner.gi_code

@@ -63,22 +63,6 @@ def standard_descriptors() -> Iterator[None]:
             os.close(stream)
 
 
-class FileLock:
-    """A lock between processes on an open file, which the kernel releases when its holder dies."""
-
-    def __init__(self, file: int) -> None:
-        import fcntl  # exists wherever fork does
-
-        self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
-        self._file = file
-
-    def __enter__(self) -> None:
-        self._lockf(self._file, self._take)
-
-    def __exit__(self, *error: object) -> None:
-        self._lockf(self._file, self._free)
-
-
 def unnamed_file(name: str) -> int:
     """A descriptor of a file in memory, which disappears with the last process that has it open."""
     if hasattr(os, "memfd_create"):

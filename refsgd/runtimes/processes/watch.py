@@ -11,7 +11,7 @@ import psutil
 from refsgd.runtimes.errors import RunFailed
 
 if TYPE_CHECKING:
-    from refsgd.runtimes.processes.launcher import Launch
+    from refsgd.runtimes.processes.local import Launch
 
 log = logging.getLogger("refsgd.processes")
 

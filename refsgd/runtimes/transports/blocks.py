@@ -1,12 +1,8 @@
 """Shared memory for large arrays: senders copy once, messages name the copy, receivers read it in place.
 
-Each process owns a pool of blocks that all processes see.  A receiver gets a read-only view of a block, a
-loan, which ends when the last view is gone; the owner reuses blocks without loans.  An array that is sent to
-several receivers, or again, is copied once.  If no block is free, the bytes stream through the ring, so no
-process waits, and a program may keep received arrays.
-
-A loan is one word, with one writer at a time: the owner replaces 0 by the receiver's place (from 1), and that
-receiver writes 0.
+A receiver's read-only view of a block is a loan, which ends when the last view is gone; an array that is sent
+to several receivers, or again, is copied once.  A loan is one word, with one writer at a time: the owner of
+the block replaces 0 by the receiver's place (from 1), and that receiver writes 0.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Transport over MPI or torch.distributed, and the counting by which all ranks agree that the run is over.
 
-Frames are those of `refsgd.runtimes.transports.wire`, joined into one buffer (both preserve the boundaries of
-messages); no message is pickled.  Both offer nothing to sleep on, so waiting polls, with naps that grow from
-20 us to 1 ms.  The run ends by the same counting as among local processes, as rounds of a non-blocking sum
-over all ranks, from which every rank draws the same conclusion; a busy rank takes part once a second, to show
-that it is alive.  Every wait has a deadline: a rank that is late (stopped, or in a long Compute) is named if
+Both preserve the boundaries of messages, so a message is one frame, and neither offers anything to sleep on,
+so waiting polls.  The run ends by the same counting as among local processes, as rounds of a non-blocking sum
+over all ranks.  Every wait has a deadline: a rank that is late (stopped, or in a long Compute) is named if
 possible, and the job is ended.
 """
 
@@ -113,13 +111,11 @@ class Ranks(Transport):
         self.terminated = False  #: whether SIGTERM has come: the next `take` fails
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Begin to send a message; never waits."""
         frame = bytearray().join(encode(body, src, to, number, stamp, limit=self._largest))
         request = self._comm.Isend(frame, self._rank[process], MESSAGE)
         self._pending.append((request, frame))
 
     def take(self) -> list[Frame]:
-        """The messages that have arrived, in order for each channel."""
         if self.terminated:
             raise RunFailed("terminated by SIGTERM")
         if self._pending:
@@ -168,7 +164,6 @@ class Ranks(Transport):
         Incoming(read_into, parts).pump()
 
     def soon(self, timeout: float) -> bool:
-        """Whether a message has arrived."""
         return bool(self._comm.Iprobe())
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
@@ -186,12 +181,10 @@ class Ranks(Transport):
         return []
 
     def knock(self) -> None:
-        """End a `wait`, from another thread."""
         self._knocked = True
 
     @property
     def unsent(self) -> int:
-        """Number of messages that have not been accepted yet."""
         return len(self._pending)
 
     def _count(self) -> None:

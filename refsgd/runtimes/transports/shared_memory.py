@@ -106,7 +106,6 @@ class Rings(Transport):
         return bool(self._tails.tolist() != self._seen)
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Write a message, or queue what does not fit; never waits."""
         out = self._out[process]
         if out.post(encode(body, src, to, number, stamp, self._lend.get(process))):
             self._wake_ups[process].wake()
@@ -114,7 +113,6 @@ class Rings(Transport):
             self._stalled.add(process)
 
     def take(self) -> list[Frame]:
-        """Move bytes in both directions; returns the completed messages, in order for each channel."""
         if self._stalled:
             for process in sorted(self._stalled):
                 out = self._out[process]
@@ -132,8 +130,6 @@ class Rings(Transport):
         return self._completed()
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
-        """Sleep until something may have happened, at most `timeout` seconds; the readable ones of
-        `others`."""
         ready = self._waiter.wait([self._wake_up.fileno(), *others], timeout)
         if self._wake_up.fileno() in ready:
             self._wake_up.drain()
@@ -142,7 +138,6 @@ class Rings(Transport):
 
     @property
     def unsent(self) -> int:
-        """Bytes in the overflow queues."""
         return sum(self._out[process].nbytes for process in self._stalled)
 
     def forget(self, process: str) -> None:

@@ -1,10 +1,8 @@
 """Transport over TCP on this computer: one loopback connection for each pair of processes.
 
-Frames, queue and decoder are those of `refsgd.runtimes.transports.wire`.  The launcher makes all listening
-sockets before the fork, so ports are known and no call comes too early; the process with the higher index
-calls.  Before any payload, both sides prove that they know the run's secret, which is never sent: each proof
-is valid for one side of one connection and accepted once.  A caller without a proof is dropped; the launcher
-logs the number of those at the end of the run, in one line.
+The launcher makes all listening sockets before the fork, so ports are known and no call comes too early; the
+process with the higher index calls.  Before any payload, both sides prove that they know the run's secret,
+which is never sent: each proof is valid for one side of one connection and accepted once.
 
 A lost connection raises no error here: only the launcher can distinguish the failed process from its
 neighbours.
@@ -14,7 +12,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import mmap
 import os
 import selectors
 import socket
@@ -25,7 +22,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from refsgd.runtimes.transports.transport import Transport
-from refsgd.runtimes.transports.waking import Waiter, WakeUp
+from refsgd.runtimes.transports.waking import Waiter, WakeUp, anonymous
 from refsgd.runtimes.transports.wire import (
     LARGEST_PAYLOAD,
     Frame,
@@ -64,7 +61,7 @@ class Listeners:
                         for process in self.processes}
         self.addresses = {process: s.getsockname()[:2] for process, s in self.sockets.items()}
         #: connections that each process has refused, in memory that all share
-        self.refused = memoryview(mmap.mmap(-1, 8 * len(self.processes))).cast("q")
+        self.refused = memoryview(anonymous(8 * len(self.processes))).cast("q")
 
     def connect(self, process: str) -> Sockets:
         """The transport of one process; called in that process, it waits until all peers are connected."""
@@ -282,7 +279,6 @@ class Sockets(Transport):
         return read_into
 
     def post(self, process: str, body: Any, src: int, to: int, number: int, stamp: float) -> None:
-        """Write a message, or queue the bytes that do not fit; never waits."""
         out = self._out[process]
         waited = out.nbytes
         out.post(encode(body, src, to, number, stamp, limit=self._largest))
@@ -290,7 +286,6 @@ class Sockets(Transport):
             self._poll.modify(self._peers[process], selectors.EVENT_READ | selectors.EVENT_WRITE, process)
 
     def take(self) -> list[Frame]:
-        """Move bytes in both directions; returns the completed messages, in order for each channel."""
         for key, event in self._poll.select(0):
             other: str = key.data
             if not other:
@@ -308,18 +303,14 @@ class Sockets(Transport):
         return self._completed()
 
     def wait(self, timeout: float, others: Sequence[int]) -> list[int]:
-        """Sleep until something may have happened, at most `timeout` seconds; the readable ones of
-        `others`."""
         mine: int = self._poll.fileno()  # epoll and kqueue have one
         return [fd for fd in self._waiter.wait([mine, *others], timeout) if fd != mine]
 
     @property
     def unsent(self) -> int:
-        """Bytes in the overflow queues."""
         return sum(out.nbytes for out in self._out.values())
 
     def sever(self, process: str = "") -> bool:
-        """Cut all connections, or the one to a process."""
         lost = [s for other, s in self._peers.items() if process in ("", other) and other not in self.lost]
         for s in lost:
             with suppress(OSError):
@@ -331,7 +322,6 @@ class Sockets(Transport):
         self._out[process].clear()
 
     def close(self) -> None:
-        """Close the connections."""
         self._poll.close()
         for s in self._peers.values():
             s.close()

@@ -1,11 +1,8 @@
 """Frames on a byte stream: a fixed head, a typed description of the fields, then the raw bytes of the arrays.
 
-Shared-memory rings and TCP connections are both byte streams (``write(view) -> n`` and ``read_into(view) ->
-n``, neither of which waits), so both use this file: one format, one overflow queue, one decoder.  A message
-may be larger than a ring, just as it may be larger than a socket's buffer.
-
-Nothing is pickled, and no name from the wire is looked up.  Input is checked before memory is allocated for
-it: both lengths are bounded, and the shapes must add up to the announced bytes.
+Rings and connections are both byte streams (``write(view) -> n`` and ``read_into(view) -> n``, neither of
+which waits).  Nothing is pickled, and no name from the wire is looked up.  Input is checked before memory is
+allocated for it: both lengths are bounded, and the shapes must add up to the announced bytes.
 """
 
 from __future__ import annotations

@@ -334,7 +334,7 @@ def test_a_death_is_shown_and_the_others_go_on():
     from refsgd.display.player import player_html
     from refsgd.experiment.prepare import prepare
     from refsgd.runtimes.faults import Fault
-    from refsgd.runtimes.faulty import simulate
+    from refsgd.runtimes.simulator import simulate
 
     experiment = prepare("gosgd", quadratic(3, 3), workers=3, steps=4,
                          machine=Machine(compute="fixed(0.01)", latency=0.001))

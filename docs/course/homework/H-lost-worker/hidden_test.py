@@ -11,7 +11,7 @@ from refsgd import Machine, Problem
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Compute, Died
 from refsgd.runtimes.faults import Fault
-from refsgd.runtimes.faulty import Faulty
+from refsgd.runtimes.simulator import Faulty
 
 
 def submitted(name):

@@ -1,27 +1,46 @@
-"""Vectors shared between real processes: their memory, made before the fork, and their lock.
+"""What the processes of a run share under a lock: vectors, and when the links of groups of hosts are free.
 
-A process may be killed at any moment while the others continue.  So the kernel releases the lock when its
-holder dies (it is a lock on an unnamed file), and the next access undoes an unfinished addition: an access
-either has a number and is complete, or has not happened.
+A process may be killed at any moment while the others continue, so the kernel releases a lock when its holder
+dies (it is a lock on an unnamed file).  The next access to a vector undoes an unfinished addition, so an
+access either has a number and is complete, or has not happened; and a single store of eight bytes changes the
+time of a link.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from refsgd.effects import Add, Cell, Deployment, Load
-from refsgd.runtimes.processes.system import FileLock, unnamed_file
-from refsgd.runtimes.programs import add_to
+from refsgd.runtimes.processes.system import unnamed_file
+from refsgd.runtimes.programs import add_to, read
 from refsgd.runtimes.transports.waking import anonymous
 from refsgd.trace import UNORDERED
 
 # words: accesses so far; 1 + the number of the last addition begun, to which part of which cell
 DONE, BEGUN, CELL, PART = range(4)
+
+
+class FileLock:
+    """A lock between processes on an open file, which the kernel releases when its holder dies."""
+
+    def __init__(self, file: int) -> None:
+        import fcntl  # exists wherever fork does
+
+        self._lockf, self._take, self._free = fcntl.lockf, fcntl.LOCK_EX, fcntl.LOCK_UN
+        self._file = file
+
+    def __enter__(self) -> None:
+        self._lockf(self._file, self._take)
+
+    def __exit__(self, *error: object) -> None:
+        self._lockf(self._file, self._free)
 
 
 class _Lock:
@@ -64,7 +83,7 @@ class _Lock:
         x.view(np.uint8)[:] = self._before[: x.nbytes]
 
 
-def share(deployment: Deployment, tickets: int = 0) -> None:
+def share_cells(deployment: Deployment, tickets: int = 0) -> None:
     """Move all cells of a deployment into anonymous shared memory, before any fork, after `tickets`
     accesses."""
     found = {id(cell): cell for node in deployment.values() for cell in node.cells}
@@ -79,14 +98,8 @@ def share(deployment: Deployment, tickets: int = 0) -> None:
 
 def load(effect: Load) -> tuple[Any, int]:
     """A copy of one part of a cell, and the number of this access."""
-    cell: Cell = effect.cell
-    with cell.lock.ticket() as number:
-        return cell.x[cell.cut[effect.part]].copy(), number
-
-
-def before(effect: Add) -> Any:
-    """The value to which an `Add` that is not atomic adds: the one that it reads now."""
-    return None if effect.atomic else effect.cell.x[effect.cell.cut[effect.part]].copy()
+    with effect.cell.lock.ticket() as number:
+        return read(effect), number
 
 
 def add(effect: Add, seen: Any) -> int:
@@ -98,3 +111,41 @@ def add(effect: Add, seen: Any) -> int:
         effect.cell.lock.adds(effect)
         add_to(effect, seen)
         return int(number)
+
+
+class GroupLinks:
+    """When each link of a group of hosts is free, for the processes that serve it.
+
+    `links` are their indices in the network, `file` is a descriptor of the file that holds the times, by
+    default a new one without a name, made before the fork.
+    """
+
+    def __init__(self, links: Iterable[int], file: int | None = None) -> None:
+        self._at = {link: k for k, link in enumerate(sorted(links))}
+        self._file = unnamed_file("links") if file is None else file
+        self._lock = FileLock(self._file)
+        os.ftruncate(self._file, 8 * len(self._at))
+        self._times: Any = None  # mapped by each process for itself
+
+    def __contains__(self, link: int) -> bool:
+        return link in self._at
+
+    def times(self) -> Any:
+        """When each link is free, in the order of their indices."""
+        if self._times is None:
+            memory = mmap.mmap(self._file, 8 * len(self._at))
+            self._times = (ctypes.c_double * len(self._at)).from_buffer(memory)
+        return self._times
+
+    def serve(self, link: int, head: float, seconds: float) -> float:
+        """Occupy a link for some seconds as soon as the head of a message is there and the link is free; when
+        that is."""
+        times, at = self.times(), self._at[link]
+        with self._lock:
+            start: float = max(head, times[at])
+            times[at] = start + seconds
+        return start
+
+    def close(self) -> None:
+        """Give the file back, in the launcher."""
+        os.close(self._file)
