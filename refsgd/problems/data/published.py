@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from refsgd.problems.data.formats import RECORD_BYTES, DataError
-from refsgd.problems.data.sets import NAMES, RECORDS, files, folders, load, user_cache
+from refsgd.problems.data.sets import NAMES, RECORDS, files, find, load, user_cache
 
 # Where the files are published, and a mirror.
 ADDRESSES = {
@@ -64,10 +64,8 @@ def status() -> list[Status]:
     """The status of every data set; those that need no files have 0 of 0."""
     rows = []
     for name in NAMES:
-        expected = files(name)
-        counts = {place: sum(os.path.isfile(place / file) for file in expected) for place in folders(name)}
-        place = next((place for place, count in counts.items() if count), None)
-        rows.append(Status(name, place, counts[place] if place else 0, len(expected)))
+        place, found = find(name, files(name))
+        rows.append(Status(name, place, len(found), len(files(name))))
     return rows
 
 

@@ -120,20 +120,26 @@ def folders(name: str) -> list[Path]:
     return [root / name for root in roots if root is not None]
 
 
-def find(name: str, wanted: list[str]) -> Path:
-    """The first folder that holds one of the files; raises DataError if there is none, or if it lacks some of
-    them."""
-    places = folders(name)
-    for place in places:
-        missing = [file for file in wanted if not os.path.isfile(place / file)]
-        if not missing:
-            return place
-        if len(missing) < len(wanted):
-            raise DataError(
-                f"{name}: {place} lacks {', '.join(missing)}, expected the {len(wanted)} published files")
-    looked = " or ".join(map(str, places)) or "a home directory, which this user lacks"
-    raise DataError(f"{name}: no files in {looked}; fetch it with `refsgd data {name}`, put "
-                    f"{', '.join(wanted)} there, or set REFSGD_DATA to the folder that holds {name}/")
+def find(name: str, wanted: list[str]) -> tuple[Path | None, list[str]]:
+    """The first folder that holds some of the files, and which; None if there is none."""
+    for place in folders(name):
+        if found := [file for file in wanted if os.path.isfile(place / file)]:
+            return place, found
+    return None, []
+
+
+def _complete(name: str) -> Path:
+    """The folder of all published files; raises DataError if there is none."""
+    wanted = files(name)
+    place, found = find(name, wanted)
+    if place is None:
+        looked = " or ".join(map(str, folders(name))) or "a home directory, which this user lacks"
+        raise DataError(f"{name}: no files in {looked}; fetch it with `refsgd data {name}`, put "
+                        f"{', '.join(wanted)} there, or set REFSGD_DATA to the folder that holds {name}/")
+    if missing := [file for file in wanted if file not in found]:
+        raise DataError(
+            f"{name}: {place} lacks {', '.join(missing)}, expected the {len(wanted)} published files")
+    return place
 
 
 def load(name: str) -> Dataset:
@@ -194,7 +200,7 @@ def _load_digits() -> Dataset:
 
 def _load_idx(name: str) -> Dataset:
     kinds = {"images-idx3-ubyte.gz": 3, "labels-idx1-ubyte.gz": 1}
-    folder = find(name, files(name))
+    folder = _complete(name)
     arrays: dict[str, Bytes] = {}
     for part, count in _IDX_COUNTS.items():
         for kind, dimensions in kinds.items():
@@ -216,19 +222,15 @@ def _scaled(pixels: Bytes, mean: ArrayLike, deviation: ArrayLike) -> NDArray[np.
 
 
 def _load_cifar() -> Dataset:
-    places = folders("cifar10")
-    for place in places:
-        batches = [path for path in (place / file for file in files("cifar10")[:5]) if os.path.isfile(path)]
-        if batches:
-            break
-    else:
-        find("cifar10", files("cifar10"))  # raises: none of the files is anywhere
+    place, batches = find("cifar10", files("cifar10")[:5])
+    if place is None:
+        place = _complete("cifar10")  # raises: there is nothing to train on
     test, records = place / "test_batch.bin", RECORDS
     if not test.is_file() and (place / _CIFAR_PREFIX).is_file():
         test, records = place / _CIFAR_PREFIX, _CIFAR_PREFIX_RECORDS
     if not test.is_file():
         raise DataError(f"cifar10: {place} lacks test_batch.bin, expected the 6 published files")
-    parts = [read_cifar(path, RECORDS) for path in batches]
+    parts = [read_cifar(place / batch, RECORDS) for batch in batches]
     pixels, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     test_pixels, test_labels = read_cifar(test, records)
     partial = {}

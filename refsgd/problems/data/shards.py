@@ -126,21 +126,7 @@ class Shards:
 
 
 def concentration(how: str) -> float | None:
-    """The alpha of ``dirichlet:ALPHA``; None for ``iid`` and ``by-label``.
-
-    Parameters
-    ----------
-    how : str
-
-    Returns
-    -------
-    float or None
-
-    Examples
-    --------
-    >>> concentration("dirichlet:0.5")
-    0.5
-    """
+    """The alpha of ``dirichlet:ALPHA``; None for ``iid`` and ``by-label``."""
     if how in ("iid", "by-label"):
         return None
     name, _, value = how.partition(":")
@@ -159,19 +145,7 @@ def mixed(labels: Any, parts: Sequence[int], alpha: float, seed: int) -> Indices
     Each worker draws its proportions around those of the data and its images accordingly, none of them twice;
     what is left of the proportions counts once a class has run out (Hsu, Qi and Brown, "Measuring the effects
     of non-identical data distribution for federated visual classification", arXiv:1909.06335, section 3).
-
-    Parameters
-    ----------
-    labels : integers, shape (N,)
-    parts : sequence of int
-        Of the sum N.
-    alpha : float
-        Concentration, > 0: towards 0 a worker has one class, towards infinity all have the same.
-    seed : int
-
-    Returns
-    -------
-    integers, shape (N,)
+    With `alpha` towards 0 a worker has one class, towards infinity all have the same.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MIXTURE,)))
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
