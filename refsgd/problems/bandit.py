@@ -44,20 +44,11 @@ def log_softmax(x: Array) -> Array:
 
 def bandit(arms: int = 10, batch: int | Sequence[int] = 16, noise: float = 0.1, seed: int = 0,
            baseline: float | None = None) -> Problem:
-    """A bandit whose arms have the rewards 0, 1/(arms - 1), ..., 1 in a drawn order.
+    """A bandit whose arms, at least 2, have the rewards 0, 1/(arms - 1), ..., 1 in a drawn order, plus noise
+    of this standard deviation; `batch` is the choices of a rollout, or of each worker's.
 
-    Parameters
-    ----------
-    arms : int
-        Number of arms, at least 2.
-    batch : int or sequence of int
-        Choices of a rollout, or of each worker's.
-    noise : float
-        Standard deviation of a reward.
-    seed : int
-        Of the order, and with (rank, t) of the choices and of the noise.
-    baseline : float, optional
-        Is subtracted from all rewards, by default the mean reward of the rollout.
+    The order is drawn from `seed`, choices and noise from (seed, rank, t).  `baseline` is subtracted from all
+    rewards, by default the mean reward of the rollout.
     """
     means = np.random.default_rng([seed, 6]).permutation(np.linspace(0, 1, arms))
     batches = [batch] if isinstance(batch, int) else list(batch)

@@ -235,18 +235,6 @@ class Chain:
         return best[count][2][:-1]
 
 
-def stages_of(chain: Chain, cut: Sequence[int], x0: Array, images: Callable[[int, int], int],
-              operations: Callable[[int, int], float] | None) -> list[Stage]:
-    """The stages between cuts, which `Chain.cut` returns, of a problem with these attributes."""
-    costs, found = chain.costs, []
-    for first, end in pairwise([0, *cut, len(chain.blocks)]):
-        blocks = chain.blocks[first:end]
-        found.append(Stage(x0[blocks[0].part.start:blocks[-1].part.stop], sum(costs[first:end]), blocks,
-                           x0.nbytes, images, operations, None if first else chain.inputs,
-                           chain.loss_gradient if end == len(chain.blocks) else None))
-    return found
-
-
 def whole(x0: Array, gradient: Callable[[Array, int, int], Array]) -> Chain:
     """The chain of a problem that knows only its whole gradient: parameters travel instead of activations,
     and the last stage, which then has all of them, computes the gradient, whose parts travel back.

@@ -129,6 +129,21 @@ class Layers:
             raise ValueError(f"shares of layers sum to {total}; expected 1")
 
 
+def joined(layers: Sequence[Part]) -> list[Part]:
+    """The layers with parameters; others count with the one before them, or at the start with the next."""
+    found: list[Part] = []
+    before: float = 0
+    for layer in layers:
+        if layer.slice.start < layer.slice.stop:
+            found.append(layer._replace(work=before + layer.work))
+            before = 0
+        elif found:
+            found[-1] = found[-1]._replace(work=found[-1].work + layer.work)
+        else:
+            before += layer.work
+    return found
+
+
 def at_once(parts: Sequence[slice], gradient: Callable[[Array], Array]) -> Steps:
     """The steps of a pass that collects the parameters of all layers, then computes the whole gradient."""
     x = []

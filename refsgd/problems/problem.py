@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from refsgd.effects import Array
-from refsgd.problems.chain import Chain, Rows, Stage, stages_of, whole
+from refsgd.problems.chain import Chain, Rows, Stage, whole
 from refsgd.problems.layers import LayerByLayer, Layers, Steps, by_work, equal
 
 NORMED = 500  #: most training images of which batch norm takes its statistics in an evaluation
@@ -113,8 +114,14 @@ class Problem:
         >>> [stage.x0.size for stage in quadratic(d=6, workers=1).split(3)]
         [2, 2, 2]
         """
-        chain = self.blocks
-        return stages_of(chain, chain.cut(stages, cut), self.x0, self.images, self.work)
+        chain, found = self.blocks, []
+        for first, end in pairwise([0, *chain.cut(stages, cut), len(chain.blocks)]):
+            blocks, share = chain.blocks[first:end], sum(chain.costs[first:end])
+            x0 = self.x0[blocks[0].part.start:blocks[-1].part.stop]
+            found.append(Stage(x0, share, blocks, self.x0.nbytes, self.images, self.work,
+                               None if first else chain.inputs,
+                               chain.loss_gradient if end == len(chain.blocks) else None))
+        return found
 
 
 class _Priced(NamedTuple):
@@ -233,13 +240,6 @@ def _named(rank: int, t: int) -> Iterator[None]:
                                  "diverged, lower the learning rate (--lr) or the momentum") from None
 
 
-def _normalises(net: Any) -> bool:
-    """Whether a net has batch norm."""
-    from refsgd.problems.nn.layers import BatchNorm
-
-    return any(isinstance(leaf.layer, BatchNorm) for leaf in net.leaves)
-
-
 def _samples(data: Any, net: Any, most: int) -> dict[str, str]:
     """The images of which each figure is, in words, where they are not all of the published part."""
     train, found = len(data.train_labels), dict[str, str](getattr(data, "partial", {}))
@@ -247,7 +247,7 @@ def _samples(data: Any, net: Any, most: int) -> dict[str, str]:
         found["train"] = f"the first {most} of {train} training images"
     if (held := getattr(data, "validation", None)) is not None:
         found["validation"] = f"{len(held[1])} of {train + len(held[1])} training images, held back"
-    if _normalises(net) and train > NORMED:
+    if net.normalises and train > NORMED:
         found["batch norm's statistics"] = f"the first {NORMED} of {train} training images"
     return found
 
@@ -260,14 +260,14 @@ def _evaluation(data: Any, net: Any, most: int) -> Callable[[Array, str], tuple[
     if (held := getattr(data, "validation", None)) is not None:
         sets["validation"] = held
     # batch norm has no running state: its statistics are taken from these, once for all parts
-    sample, normed = data.train_images[:NORMED], _normalises(net)
+    sample = data.train_images[:NORMED]
     known = dict[bytes, dict[str, tuple[float, float]]]()  # by a hash of the parameters
 
     def evaluated(x: Array, part: str) -> tuple[float, float]:
         digest = blake2b(np.ascontiguousarray(x).data).digest()
         found = known.get(digest, {})
         if part not in found:
-            parts = list(sets) if normed else [part]
+            parts = list(sets) if net.normalises else [part]
             found = found | dict(zip(parts, net.evaluations(x, [sets[p] for p in parts], sample)))
             known.clear()
             known[digest] = found

@@ -20,7 +20,7 @@ import numpy as np
 from refsgd.effects import Array
 from refsgd.problems import chain
 from refsgd.problems.chain import Block
-from refsgd.problems.layers import Part, by_work, whole
+from refsgd.problems.layers import Part, by_work, joined, whole
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.blocks import blocks as blocks_of
 from refsgd.problems.nn.net import Net
@@ -169,15 +169,8 @@ def of_layers(name: str, layers: Sequence[LayerSizes], sample: str, batch: int |
     if not (ends[-1] and work):
         raise ValueError(f"net {name}: {ends[-1]} parameters and {work:g} operations in all layers together; "
                          "expected at least one of each")
-    parts, before = list[Part](), 0.0  # operations before the first parameter
-    for layer, first, end in zip(layers, ends, ends[1:]):
-        if layer.parameters:
-            parts.append(Part(layer.name, slice(first, end), before + layer.operations, layer.shapes))
-            before = 0.0
-        elif parts:
-            parts[-1] = parts[-1]._replace(work=parts[-1].work + layer.operations)
-        else:
-            before += layer.operations
+    parts = joined([Part(layer.name, slice(first, end), float(layer.operations), layer.shapes)
+                    for layer, first, end in zip(layers, ends, ends[1:])])
     passes: Any = None  # a shape-only chain has its own
     blocks = [Block(layer.name, slice(first, end), layer.operations, 4 * layer.output, passes, passes,
                     partial(mul, 4 * layer.activations)) for layer, first, end in zip(layers, ends, ends[1:])]

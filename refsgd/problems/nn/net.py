@@ -15,10 +15,10 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from refsgd.problems.layers import LayerByLayer, Part, Steps, at_once
+from refsgd.problems.layers import Part, Steps, at_once, joined
 from refsgd.problems.nn import reference
 from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape, backward, forward
-from refsgd.problems.nn.layers import Dropout, Relu, softmax_cross_entropy
+from refsgd.problems.nn.layers import BatchNorm, Dropout, Relu, softmax_cross_entropy
 from refsgd.problems.nn.memory import Frame
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class Net:
         if len(shape) != 1:
             raise ValueError(f"net {name}: the last layer gives {shape}, expected one score per class")
         self.classes = shape[0]
+        self.normalises = any(isinstance(leaf.layer, BatchNorm) for leaf in self.leaves)
         self.idle: defaultdict[Any, list[Plan]] = defaultdict(list)  #: plans in no use
         _NETS.add(self)
 
@@ -164,18 +165,14 @@ class Net:
         self._finite(x, images, loss / b)
         return loss * weight / b, g
 
-    def layered(self, images: Array, labels: Array, key: int | None = None) -> LayerByLayer:
-        """`gradient` layer by layer of ``parts``.
+    def layer_by_layer(self, images: Array, labels: Array, key: int | None = None) -> Steps:
+        """`gradient` layer by layer of ``parts``, as the body of a `LayerByLayer`.
 
         Each layer takes its parameters when a pass through it begins, keeps none of them, and gives its
         gradient when its backward pass ends.  The batch is not divided into chunks, so the result equals
         `gradient` up to rounding, and bit for bit if the batch is at most one chunk (64 images or more).
+        Numbers that are not finite end it in its last step, when it has been given all parameters.
         """
-        return LayerByLayer(len(self.parts), self.layer_by_layer(images, labels, key))
-
-    def layer_by_layer(self, images: Array, labels: Array, key: int | None = None) -> Steps:
-        """The body of `layered`.  Numbers that are not finite end it in its last step, when it has been given
-        all parameters."""
         if not (len(images) and reference.has_kernels()):
             slices = [part.slice for part in self.parts]
             yield from at_once(slices, lambda x: self.gradient(x, images, labels, key)[1])
@@ -230,7 +227,7 @@ class Net:
                     if len(each[0]) else (0.0, 0.0) for each in sets]
         frame, found = Frame(x.ctypes.data, 0), []
         with self._planned(keep=False) as plan:
-            if plan.normalises and len(sample):
+            if self.normalises and len(sample):
                 plan.reserve(len(sample))
                 plan.forward(sample, frame)
             frame, chunk = replace(frame, fixed=True), plan.chunk or 64
@@ -246,20 +243,12 @@ class Net:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The layers with parameters, in order, with their work in FLOPs of one image.
-
-        The work includes the following layers without parameters, and for the first part those before it.
-        """
-        found: list[list[Leaf]] = [[]]
-        for row in self.leaves:
-            if row.parameters and any(before.parameters for before in found[-1]):
-                found.append([])
-            found[-1].append(row)
-        ends = list(accumulate((sum(row.parameters for row in rows) for rows in found), initial=0))
-        return tuple(Part(max(rows, key=lambda row: row.parameters).name, slice(first, end),
-                          sum(row.flops for row in rows),
-                          tuple(shape for at, shape in self.segments.values() if first <= at.start < end))
-                     for rows, first, end in zip(found, ends, ends[1:], strict=False))
+        """The layers with parameters, in order, with their work in FLOPs of one image."""
+        ends = list(accumulate((leaf.parameters for leaf in self.leaves), initial=0))
+        return tuple(joined([
+            Part(leaf.name, slice(first, end), leaf.flops,
+                 tuple(self.segments[f"{leaf.name}.{key}"].shape for key in leaf.at))
+            for leaf, first, end in zip(self.leaves, ends, ends[1:])]))
 
     def work(self, b: int) -> float:
         """FLOPs of a gradient of b images, counting a backward pass as two forward passes."""

@@ -62,10 +62,9 @@ class Plan:
         self.capacity, self.keep = 0, keep
         if not keep:
             self._share_rooms()
-        self.normalises = any(isinstance(step, BatchNormStep) for step in self.steps)
         self.pieces = self._pieces()
-        whole = self.normalises or any(
-            isinstance(step, DefinedStep) and isinstance(step.layer, Dropout) for step in self.steps)
+        whole = any(isinstance(step, BatchNormStep | DefinedStep)
+                    and isinstance(step.layer, BatchNorm | Dropout) for step in self.steps)
         per_image = 8 * sum(buffer.value.floats for buffer in self.buffers)
         # Images computed at once, None for all: few enough to stay near the cache, enough to pay for reading
         # the weights again.

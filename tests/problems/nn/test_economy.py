@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from refsgd.problems.nn import nets
+from tests.problems.passes import layered
 
 
 def batch(net, b, seed=0):
@@ -63,7 +64,7 @@ def test_a_gradient_by_layer_allocates_the_gradient_and_nothing_else(name):
     images, labels = batch(net, 8)
 
     def by_layer():
-        passed = net.layered(images, labels)
+        passed = layered(net, images, labels)
         for k, part in enumerate(net.parts):
             passed.forward(k, x[part.slice])
         return [passed.backward(k, x[net.parts[k].slice]) for k in reversed(range(len(net.parts)))]

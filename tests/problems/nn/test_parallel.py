@@ -12,7 +12,7 @@ from benchmarks.parallel import Parallel
 from refsgd.problems.data import Shards
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.net import Net
-from tests.problems.passes import run
+from tests.problems.passes import layered, run
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def whole(net, x, images, labels):
 
 
 def by_layer(net, x, images, labels):
-    return run(net.layered(images, labels), x, [part.slice for part in net.parts])
+    return run(layered(net, images, labels), x, [part.slice for part in net.parts])
 
 
 def in_threads(kind, gradient):
@@ -114,7 +114,7 @@ def test_passes_may_take_turns_in_one_net(kind):
     images = random.standard_normal((2, 16, 8, 8, 1)).astype(np.float32)
     labels, x, parts = random.integers(0, 10, (2, 16)), net.init(0), [part.slice for part in net.parts]
     alone = [by_layer(net, x, images[k], labels[k]).tobytes() for k in range(2)]
-    passes = [net.layered(images[k], labels[k]) for k in range(2)]
+    passes = [layered(net, images[k], labels[k]) for k in range(2)]
     for layer, part in enumerate(parts):
         for each in passes:
             each.forward(layer, x[part])
