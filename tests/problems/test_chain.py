@@ -15,7 +15,7 @@ from refsgd.problems import classification
 from refsgd.problems.chain import Block, Chain
 from refsgd.problems.data import load
 from refsgd.problems.data.sets import Dataset
-from refsgd.problems.nn import nets, reference
+from refsgd.problems.nn import kernel_cache, nets
 from refsgd.theory.phenomena.pipeline import bubble
 from tests.wrong import changed
 
@@ -59,7 +59,7 @@ def test_stages_have_the_gradient_of_the_whole_net(name, shape, normed, kernels,
     micro-batches excepted."""
     problem = classification(images(shape), nets.build(name, shape), 1, 6)
     if not kernels:
-        monkeypatch.setattr(reference, "has_kernels", lambda: False)
+        monkeypatch.setattr(kernel_cache, "has_kernels", lambda: False)
     whole = problem.gradient(problem.x0, 0, 0)
     blocks = problem.chain.blocks
     for stages, micro in ((1, 1), (2, 1), (min(4, len(blocks)), 1 if normed else 4)):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from refsgd.problems.chain import Block, Rows
-from refsgd.problems.nn import reference
-from refsgd.problems.nn.layer import Array
+from refsgd.problems.nn import kernel_cache
+from refsgd.problems.nn.layer import Array, flattened
 from refsgd.problems.nn.memory import Frame
 from refsgd.problems.nn.net import Leaf, Net
 
@@ -57,7 +57,7 @@ class _Passes:
 
     def forward(self, x: Array, a: Array, rows: Rows) -> tuple[Array, Any]:
         """The activations that leave it, and the plan or the values that hold what came."""
-        if not (len(a) and reference.has_kernels()):
+        if not (len(a) and kernel_cache.has_kernels()):
             p = self._views(x, self.key(rows))
             out, kept = self.net.layers[self.number].forward(p, a)
             return out, (p, kept)
@@ -73,7 +73,7 @@ class _Passes:
         if not isinstance(kept[1], Frame):
             p, values = kept
             d, gradients = self.net.layers[self.number].backward(p, values, d)
-            return np.concatenate([x[:0], *(g.ravel() for g in reference.flattened([gradients]))]), d
+            return np.concatenate([x[:0], *(g.ravel() for g in flattened([gradients]))]), d
         plan, frame = kept
         g, b = np.zeros_like(x), len(d)
         frame = replace(frame, x=x.ctypes.data - 4 * self.part.start, g=g.ctypes.data - 4 * self.part.start)
@@ -85,7 +85,7 @@ class _Passes:
 
     def held(self, images: int) -> int:
         """Bytes that the passes of this many images keep: all of them are computed at once."""
-        if not reference.has_kernels():
+        if not kernel_cache.has_kernels():
             return 2 * images * sum(leaf.activation_bytes for leaf in self.leaves)
         plan = self._plan()
         self.net.idle[self.leaves[-1].name].append(plan)

@@ -1,4 +1,4 @@
-"""The folder in which numba keeps compiled kernels between runs."""
+"""Compiled kernels: whether nets have them, and the folder in which numba keeps them between runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,22 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+
+
+@functools.cache
+def has_kernels() -> bool:
+    """Whether nets use compiled kernels; warns once if they cannot."""
+    try:
+        from numba import config
+    except ImportError as error:
+        why, expected = f"numba cannot be imported ({error})", "`pip install numba`"
+    else:
+        if not config.DISABLE_JIT:
+            return True
+        why, expected = "NUMBA_DISABLE_JIT is set", "it to be 0 or absent"
+    warnings.warn(f"{why}: nets are computed with numpy, many times slower; expected {expected}",
+                  RuntimeWarning, stacklevel=3)
+    return False
 
 
 def can_write(place: Path) -> bool:

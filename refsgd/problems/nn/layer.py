@@ -8,7 +8,7 @@ Images are NHWC: ``x[image, row, column, channel]``.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -133,6 +133,12 @@ def backward(layers: Sequence[Layer], p: list[Any], kept: list[Any], dy: Array) 
         dy, g = layer.backward(q, k, dy)
         gradients.append(g)
     return dy, gradients[::-1]
+
+
+def flattened(gradients: Any) -> Iterator[Array]:
+    """The arrays of nested lists of dicts, in order."""
+    for part in gradients:
+        yield from part.values() if isinstance(part, dict) else flattened(part)
 
 
 def chain_shape(layers: Sequence[Layer], shape: Shape) -> Shape:

@@ -22,6 +22,7 @@ dz : array, shape (b, classes)
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -247,17 +248,13 @@ class Dropout(Layer):
     def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
         if "key" not in p:
             return x, 1.0
-        keep = _hash(np.arange(x.size, dtype=np.uint32), int(p["key"])).reshape(x.shape) >= self.threshold
+        bits = _hash(np.arange(x.size, dtype=np.uint32), int(p["key"])).reshape(x.shape)
+        keep = bits >= np.uint32(self.rate * 2**32)
         scale = keep * x.dtype.type(1 / (1 - self.rate))
         return x * scale, scale
 
     def backward(self, p: Parameters, kept: Any, dy: Array) -> tuple[Array, Parameters]:
         return dy * kept, {}
-
-    @property
-    def threshold(self) -> np.uint32:
-        """Numbers whose hash is below this are dropped."""
-        return np.uint32(self.rate * 2**32)
 
 
 @dataclass(frozen=True)
@@ -305,6 +302,10 @@ class Linear(Layer):
 
     def flops(self, shape: Shape) -> int:
         return 2 * shape[0] * self.features
+
+
+#: (scores, labels) -> the mean loss, and its gradient by the scores
+Loss = Callable[[Array, Array], tuple[float, Array]]
 
 
 def softmax_cross_entropy(z: Array, labels: Array) -> tuple[float, Array]:

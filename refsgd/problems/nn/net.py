@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refsgd.problems.layers import Part, Steps, at_once, joined
-from refsgd.problems.nn import reference
-from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape, backward, forward
-from refsgd.problems.nn.layers import BatchNorm, Dropout, Relu, softmax_cross_entropy
+from refsgd.problems.nn import kernel_cache
+from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape, backward, flattened, forward
+from refsgd.problems.nn.layers import BatchNorm, Dropout, Loss, Relu, softmax_cross_entropy
 from refsgd.problems.nn.memory import Frame
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ Vector = NDArray[np.float32]
 _INITIAL = 0x1217
 # Numbers drawn at a time, as float64: a whole layer at once would be the peak of the memory of training.
 _DRAWN = 1 << 14
+_CHUNK = 64  # images evaluated at once without kernels
 
 
 _NETS: WeakSet[Net] = WeakSet()
@@ -85,7 +86,7 @@ class Net:
     """
 
     def __init__(self, name: str, layers: Sequence[Layer], input_shape: Shape,
-                 loss: reference.Loss = softmax_cross_entropy) -> None:
+                 loss: Loss = softmax_cross_entropy) -> None:
         self.name, self.layers, self.input_shape, self.loss = name, list(layers), input_shape, loss
         self.segments: dict[str, Segment] = {}
         self.leaves: list[Leaf] = []
@@ -148,7 +149,7 @@ class Net:
         g, b = np.zeros(self.parameters, np.float32) if out is None else out, len(images)
         if b == 0:
             return 0.0, g
-        if not reference.has_kernels():
+        if not kernel_cache.has_kernels():
             loss, g[:] = self.reference_gradient(x, images, labels, key)
             g *= np.float32(weight)
             self._finite(x, images, loss)
@@ -173,7 +174,7 @@ class Net:
         `gradient` up to rounding, and bit for bit if the batch is at most one chunk (64 images or more).
         Numbers that are not finite end it in its last step, when it has been given all parameters.
         """
-        if not (len(images) and reference.has_kernels()):
+        if not (len(images) and kernel_cache.has_kernels()):
             slices = [part.slice for part in self.parts]
             yield from at_once(slices, lambda x: self.gradient(x, images, labels, key)[1])
             return
@@ -222,9 +223,11 @@ class Net:
         if sample is None:
             sample = sets[0][0][:500]
         sample, _ = self._checked(x, sample, np.zeros(len(sample), int))
-        if not reference.has_kernels():
-            return [reference.loss_and_accuracy(self.layers, self.unflatten(x), *each, sample, self.loss)
-                    if len(each[0]) else (0.0, 0.0) for each in sets]
+        if not kernel_cache.has_kernels():
+            p = self.unflatten(x)
+            if len(sample):
+                _fix_statistics(self.layers, p, sample)
+            return [self._evaluated(p, *each) for each in sets]
         frame, found = Frame(x.ctypes.data, 0), []
         with self._planned(keep=False) as plan:
             if self.normalises and len(sample):
@@ -240,6 +243,16 @@ class Net:
                     loss, right = loss + more, right + hits
                 found.append((loss / max(b, 1), right / max(b, 1)))
         return found
+
+    def _evaluated(self, p: list[Any], images: Array, labels: Array) -> tuple[float, float]:
+        """`loss_and_accuracy` from the layers' numpy definitions."""
+        loss, right = 0.0, 0
+        for k in range(0, len(images), _CHUNK):
+            z, _ = forward(self.layers, p, images[k:k + _CHUNK])
+            truth = labels[k:k + _CHUNK]
+            loss += self.loss(z, truth)[0] * len(truth)
+            right += int(np.sum(z.argmax(axis=1) == truth))
+        return loss / max(len(images), 1), right / max(len(images), 1)
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
@@ -264,7 +277,7 @@ class Net:
 
     def held(self, b: int) -> int:
         """Bytes besides parameters and gradient that `gradient` of b images keeps, by its plan."""
-        if not reference.has_kernels():
+        if not kernel_cache.has_kernels():
             return 2 * b * sum(leaf.activation_bytes for leaf in self.leaves)
         with self._planned(keep=True) as plan:
             return plan.held(min(b, plan.chunk or b))
@@ -280,7 +293,7 @@ class Net:
         z, kept = forward(self.layers, p, images.astype(x.dtype))
         loss, dz = self.loss(z, labels)
         _, gradients = backward(self.layers, p, kept, dz)
-        return loss, np.concatenate([part.ravel() for part in reference.flattened(gradients)])
+        return loss, np.concatenate([part.ravel() for part in flattened(gradients)])
 
     def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
         """The flat vector as a list of one dict of views per layer, for `refsgd.problems.nn.layer.forward`.
@@ -379,3 +392,15 @@ def _fitting(name: str, layer: Layer, shape: Shape) -> tuple[Shape, dict[str, Pa
         raise ValueError(
             f"{name} ({layer}) makes {output} of an input of shape {shape}, expected sizes of 1 or more")
     return output, parameters
+
+
+def _fix_statistics(layers: Sequence[Layer], p: list[Any], x: Array) -> Array:
+    """Set each batch norm's mean and variance to those of its inputs for the images `x`."""
+    for layer, q in zip(layers, p, strict=True):
+        for branch, inner in zip(getattr(layer, "branches", ()), q, strict=False):
+            _fix_statistics(branch, inner, x)
+        if isinstance(layer, BatchNorm):
+            axes = tuple(range(x.ndim - 1))
+            q |= {"mean": x.mean(axis=axes), "var": x.var(axis=axes)}
+        x, _ = layer.forward(q, x)
+    return x

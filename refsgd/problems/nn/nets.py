@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from refsgd.problems.nn import reference
+from refsgd.problems.nn import kernel_cache
 from refsgd.problems.nn.layer import Concat, Layer, Residual, Shape
 from refsgd.problems.nn.layers import (
     BatchNorm,
@@ -222,7 +222,7 @@ def build(name: str, input_shape: Shape | None = None, classes: int = 10) -> Net
 
 def needs_compiling() -> bool:
     """Whether numba's disk cache seems to lack the kernels, so that the first gradient takes some seconds."""
-    if not reference.has_kernels():
+    if not kernel_cache.has_kernels():
         return False
     from refsgd.problems.nn import kernels
 

@@ -20,6 +20,7 @@ from refsgd.problems.nn.layers import (
     Flatten,
     GlobalAverage,
     Linear,
+    Loss,
     MaxPool,
     Relu,
     Sigmoid,
@@ -27,7 +28,6 @@ from refsgd.problems.nn.layers import (
     softmax_cross_entropy,
 )
 from refsgd.problems.nn.memory import Buffer, Field, Frame, Room, Scratch
-from refsgd.problems.nn.reference import Loss
 from refsgd.problems.nn.steps import (
     AddStep,
     AverageStep,

@@ -84,7 +84,7 @@ def test_parameters_of_the_step_before_change_the_bits(name):
 
 @pytest.mark.parametrize("name", ["tiny", "resnet18:4"])
 def test_without_kernels_the_parts_are_those_of_the_definition(name, monkeypatch):
-    monkeypatch.setattr(nets.reference, "has_kernels", lambda: False)
+    monkeypatch.setattr(nets.kernel_cache, "has_kernels", lambda: False)
     net = nets.build(name)
     images, labels = batch(net, 5)
     x = net.init(0)
