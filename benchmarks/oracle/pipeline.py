@@ -19,6 +19,14 @@ def part(p: Pipeline, k: int, chunk: int) -> float:
     return p.shares[chunk * p.depth + k] / whole if (whole := p.share(k)) else 0.0
 
 
+def micro_batches(p: Pipeline, r: int, t: int, micro: int) -> list[tuple[float, int]]:
+    """Those of replica r's batch t: their share of it, their size in units of `crossing`."""
+    count = p.examples[r][t % len(p.examples[r])]
+    m = max(1, min(micro, count))
+    sizes = [count * (j + 1) // m - count * j // m for j in range(m)]
+    return [(size / count if count else 1.0, size if p.by_row else 1) for size in sizes]
+
+
 def through(p: Pipeline, i: int, chunk: int, time: float, size: int, back: bool = False) -> Script:
     """A pass through a chunk on node i, `back` or forward, with what it receives and sends.
 
@@ -55,7 +63,7 @@ def together(p: Pipeline, micro: int, reduction: float, at_once: bool) -> Order:
     def script(i: int, steps: Sequence[int], times: Iterator[float], updates: Iterator[float]) -> Script:
         k, r = divmod(i, p.replicas)
         for t in range(len(steps)):
-            parts, time = p.parts(r, t, micro), next(times)
+            parts, time = micro_batches(p, r, t, micro), next(times)
             many = max(1, len(parts) // p.depth)
             edges = [len(parts) * g // many for g in range(many + 1)]
             there = [(c, j) for a, b in pairwise(edges) for c in range(p.chunks) for j in range(a, b)]

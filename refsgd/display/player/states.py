@@ -6,7 +6,6 @@ import dataclasses
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,19 +112,15 @@ class States:
         self.names: dict[Program, str] = {}
         self.bodies: dict[int, str] = {}  # bodies of messages, by the event that sent them
         self.note = ""  # why the lines are missing
-        # numbers of places, each a stack of frames, and of the events of each node and program
-        self._number: dict[tuple[tuple[str, int], ...], int] = {}
+        # places, each a stack of frames, outermost first: number of the file, line
+        self.places: list[tuple[tuple[int, int], ...]] = []
+        self._numbers: dict[tuple[tuple[int, int], ...], int] = {}
+        # numbers of the events of each node and program
         self._of_node: dict[str, list[int]] = defaultdict(list)
         self._of_program: dict[Program, list[int]] = defaultdict(list)
         for i, e in enumerate(trace.events[:last]):
             self._of_node[e.node].append(i)
             self._of_program[e.node, e.program].append(i)
-
-    @cached_property
-    def places(self) -> list[list[tuple[int, int]]]:
-        """The stack of frames of each place, outermost first: number of the file, line."""
-        names = list(self.files)
-        return [[(names.index(name), line) for name, line in where] for where in self._number]
 
     def see(self, node: str, done: int, programs: Sequence[tuple[Any, Any]]) -> None:
         """Observe a node after `done` of its steps."""
@@ -151,8 +146,11 @@ class States:
                 text = shown(value)
                 if text is not None and not name.startswith(("_", ".")):
                     values[name] = text
-        where = tuple((f.gi_code.co_filename, f.gi_frame.f_lineno) for f in alive)
-        place = self._number.setdefault(where, len(self._number)) if alive else -1
+        names = list(self.files)
+        where = tuple((names.index(f.gi_code.co_filename), f.gi_frame.f_lineno) for f in alive)
+        place = self._numbers.setdefault(where, len(self._numbers)) if alive else -1
+        if place == len(self.places):
+            self.places.append(where)
         pending, k = Pending(), max(k, self.first)
         if type(effect) is Recv and alive:
             pending = Pending(kinds=tuple(kind.__name__ for kind in effect.kinds), src=effect.src)

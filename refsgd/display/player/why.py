@@ -17,7 +17,7 @@ from inspect import isgenerator
 from typing import NamedTuple
 
 from refsgd.display.player.listing import parsed, title
-from refsgd.display.player.states import ENDED, Stand, States, follow, value_at
+from refsgd.display.player.states import ENDED, Stand, States, called, follow, value_at
 from refsgd.effects import Factory
 from refsgd.runtimes.programs import LIBRARY
 from refsgd.runtimes.world import World
@@ -54,8 +54,8 @@ class Why:
     def sentence(self, node: str, program: int, k: int) -> str:
         """Why a program waits, or what it does, after k events."""
         reason = self.reason((node, program), k)
-        return node + (f"[{program}] " if program else " ") + (f"waits{reason.text}" if reason
-                                                               else self._doing((node, program), k))
+        said = f"waits{reason.text}" if reason else self._doing((node, program), k)
+        return f"{called(node, program)} {said}"
 
     def reason(self, key: Program, k: int) -> Reason | None:
         """Why a program waits after k events; None if it does not wait."""

@@ -51,7 +51,6 @@ class _Watched(World):
     def _note(self, task: Task) -> None:
         end = ENDED[task.node in self.dead]
         self.seen._look((task.node, task.index), len(self.events), task.program, task.effect, end)
-        vars(self.seen).pop("places", None)  # cached; there may be a new one
 
     def pass_marks(self) -> list[int]:
         """Perform the marks that no other program can see; returns the picks."""

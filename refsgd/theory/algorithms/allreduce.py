@@ -11,7 +11,7 @@ from refsgd.cluster import placement
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import fresh, heard_from, in_rounds, repeat
 from refsgd.theory.estimate import WIDEST, Uncovered, certain, kind_of
-from refsgd.theory.phenomena import collectives, iteration, layerwise, ring
+from refsgd.theory.phenomena import collectives, iteration, layerwise
 from refsgd.theory.phenomena.collectives import Exchange, Link, factors
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.stragglers import mean_of_maximum
@@ -88,7 +88,7 @@ def through_ring(c: Setting, step: Prediction, end: Prediction, gradients: Seque
         c.machine.latency or c.transfer or c.machine.reduction):
         return step, end
     chunk = _largest_chunk(c, c.workers)
-    run, long = (ring.rounds(c.times, each, chunk, c.link, c.updates, before=before, after=after)
+    run, long = (collectives.rounds(c.times, each, chunk, c.link, c.updates, before=before, after=after)
                  for each in (gradients, [period] * 60))
     equal = c.nbytes % (4 * c.workers) == 0
     pace, mean = long.pace.scaled(1 / period), iteration.mean_time(c.times)
@@ -174,12 +174,11 @@ def dgc(c: Setting) -> Figures:
         return _in_parts(c, c.plan, "ring")
     exchange = collectives.sparse_gather(c.workers, c.nbytes, c.link, float(c.options.get("ratio", 0.01)))
     closed = in_rounds(c, exchange.time)
-    step: Prediction | None = closed
-    run: Prediction | None = repeat(c, closed)
+    times: tuple[Prediction | None, Prediction | None] = closed, repeat(c, closed)
     if 1 < c.workers <= LISTENERS and c.machine.linked and (c.placed or not c.together):
         everybody = [[[j for j in range(c.workers) if j != i] for i in range(c.workers)]]
-        step, run = heard_from(c, everybody, exchange.total / (c.workers * (c.workers - 1)), rotated=True)
-    return figures(c, step, run, c.steps, exchange.total, fresh(),
+        times = heard_from(c, everybody, exchange.total / (c.workers * (c.workers - 1)), rotated=True)
+    return figures(c, *times, c.steps, exchange.total, fresh(),
                    clocks(c, 0, 1, "no peer has all entries before all have sent theirs"))
 
 

@@ -56,7 +56,7 @@ def asp(c: Setting) -> Figures:
     if not c.met and (c.alike or not c.queues):
         step = iteration.asp(c.times, **c.network)
         run, age = asp_seconds(c, step), staleness.asp_run(c.times, c.steps, c.exchanges)
-    out = figures(c, step, run, c.workers * c.steps, c.workers * (c.pushed + c.nbytes))
+    out = answered(c, step, run)
     read(out, age)
     in_turn = c.alike and c.tied
     if c.workers == 1 or in_turn:
@@ -68,6 +68,11 @@ def asp(c: Setting) -> Figures:
         out.without(PUSHES, "staleness_max")
     out |= clocks(c, 1, 1, "the workers take turns") if in_turn else unbounded(c)
     return out
+
+
+def answered(c: Setting, step: Prediction | None = None, run: Prediction | None = None) -> Figures:
+    """The metrics of pushes that are each applied and answered."""
+    return figures(c, step, run, c.workers * c.steps, c.workers * (c.pushed + c.nbytes))
 
 
 def read(out: Figures, age: Prediction | None) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.algorithms.peers import alone, free, fresh, heard_from
+from refsgd.theory.algorithms.peers import apart, fresh, heard_from
 from refsgd.theory.estimate import Uncovered
 from refsgd.theory.phenomena import gossip, iteration
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
@@ -21,9 +21,8 @@ def gosgd(c: Setting) -> Figures:
     p = float(c.options.get("p", 0.1))
     if not 0 <= p <= 1:
         raise DomainError(f"p {p}; the formula assumes a share between 0 and 1")
-    step = alone(c)
     expected = p * c.workers * (c.nbytes + 8) if c.workers > 1 else 0.0
-    out = figures(c, step, free(c, step, own=1), c.steps, expected, fresh(), unbounded(c))
+    out = figures(c, *apart(c), c.steps, expected, fresh(), unbounded(c))
     for name in ("bytes_per_iteration", "bytes_sent"):
         kind: Kind = "exact" if p in (0.0, 1.0) or c.workers == 1 else "approximation"
         out[name] = Prediction(out[name].value, "bytes", kind, {"expected": out[name].value},
@@ -36,11 +35,10 @@ def ako(c: Setting) -> Figures:
     p = int(c.options.get("partitions", 2))
     if p < 1:
         raise DomainError(f"partitions {p}; the formula assumes at least 1")
-    step = alone(c)
     rounds, left = divmod(c.steps - 1, p) if c.steps else (0, 0)
     first = 4 * (c.nbytes // 4 * left // p)  # of a round that ends early: ranges of whole numbers
     sent = c.workers * (c.workers - 1) * (rounds * c.nbytes + first + c.nbytes) if c.steps else 0
-    return figures(c, step, free(c, step, own=1), c.steps, sent / max(c.steps, 1), fresh(), unbounded(c))
+    return figures(c, *apart(c), c.steps, sent / max(c.steps, 1), fresh(), unbounded(c))
 
 
 def _known(graph: str, graphs: Collection[str]) -> None:
@@ -134,14 +132,8 @@ def hears(graph: str, n: int) -> Rounds:
 def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
     rounds = hears(graph, c.workers)
     messages = sum(len(heard) for heard in rounds[0])
-    step: Prediction | None
-    run: Prediction | None
-    if messages:
-        step, run = heard_from(c, rounds, c.nbytes + extra, before=before)
-    else:
-        step = alone(c)
-        run = free(c, step, own=1)
-    out = figures(c, step, run, c.steps, float(messages * (c.nbytes + extra)), fresh())
+    times = heard_from(c, rounds, c.nbytes + extra, before=before) if messages else apart(c)
+    out = figures(c, *times, c.steps, float(messages * (c.nbytes + extra)), fresh())
     return out.without("grows with the distance in the graph; no formula", "clock_gap_max", "lead_max")
 
 

@@ -44,6 +44,12 @@ def free(c: Setting, step: Prediction, *, own: float = 0.0, tail: float = 0.0,
                       "E[max_i of the sum of steps times] + exchanges", step.source, step.assumptions)
 
 
+def apart(c: Setting) -> tuple[Prediction, Prediction]:
+    """Iteration and run of workers that never wait."""
+    step = alone(c)
+    return step, free(c, step, own=1)
+
+
 def repeat(c: Setting, step: Prediction) -> Prediction:
     """A run of equal iterations, in which all wait for all."""
     return Prediction(step.value * c.steps, "s", weaker(step.kind), {"iterations": step.value * c.steps},
@@ -97,14 +103,12 @@ def sequential(c: Setting) -> Figures:
 
 def independent(c: Setting) -> Figures:
     """n runs of sequential SGD without communication."""
-    step = alone(c)
-    return figures(c, step, free(c, step, own=1), c.steps, 0.0, fresh(), unbounded(c))
+    return figures(c, *apart(c), c.steps, 0.0, fresh(), unbounded(c))
 
 
 def hogwild(c: Setting) -> Figures:
     """Shared cells without waiting: each read follows the worker's own update, so ASP's identity holds."""
-    step = alone(c)  # an addition takes its part's share of an update
-    out = figures(c, step, free(c, step, own=1), c.steps, 0.0, unbounded(c))
+    out = figures(c, *apart(c), c.steps, 0.0, unbounded(c))  # an addition takes its share of an update
     if c.machine.update is None:
         out["staleness_mean"] = staleness.asp_run(c.times, c.steps)
     else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from refsgd.theory.algorithms.asp import asp, asp_seconds, read
+from refsgd.theory.algorithms.asp import answered, asp, asp_seconds, read
 from refsgd.theory.algorithms.bsp import bsp, known
 from refsgd.theory.estimate import check_count
 from refsgd.theory.phenomena import iteration, staleness
@@ -47,8 +47,7 @@ def ssp(c: Setting) -> Figures:
 
 def _open(c: Setting) -> Figures:
     """The counts of SSP, whose times are left to a simulation."""
-    return figures(c, None, None, c.workers * c.steps, c.workers * (c.pushed + c.nbytes)).leave(
-        QUEUES, "staleness_mean")
+    return answered(c).leave(QUEUES, "staleness_mean")
 
 
 def _bulk(c: Setting) -> Figures:
@@ -59,8 +58,9 @@ def _bulk(c: Setting) -> Figures:
     step = replace(bulk, kind=kind, terms={**bulk.terms, **held}, upper=None)
     age = Prediction((c.workers - 1) / 2, "updates", "exact", {},
                      "(n-1)/2: all read together, applied one by one", staleness.SOURCE)
-    return figures(c, step, replace(run, kind=weaker(kind, run.kind)), c.workers * c.steps,
-                   c.workers * (c.pushed + c.nbytes), {"staleness_mean": age})
+    out = answered(c, step, replace(run, kind=weaker(kind, run.kind)))
+    out["staleness_mean"] = age
+    return out
 
 
 def _gated(c: Setting, s: int) -> Figures:
@@ -89,7 +89,7 @@ def _gated(c: Setting, s: int) -> Figures:
                             *RECURSION)
     age = path.staleness.predicted("updates", {"mean": path.staleness.value}, *RECURSION,
                                    faithful=not c.queues, lower=0.0)
-    out = figures(c, step, run, c.workers * c.steps, c.workers * (c.pushed + c.nbytes))
+    out = answered(c, step, run)
     read(out, None if any(map(atoms, c.times)) else age)  # updates at one moment have no order
     return out
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from refsgd.cluster.distributions import Distribution, survival
 from refsgd.theory.estimate import Estimate, Values, certain, check_count, check_width, sampled
-from refsgd.theory.phenomena.ring import Rounds
+from refsgd.theory.phenomena.collectives import Rounds
 from refsgd.theory.phenomena.stragglers import integrate_survival
 from refsgd.theory.prediction import DomainError, Prediction
 

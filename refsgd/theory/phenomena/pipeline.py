@@ -37,17 +37,11 @@ class Pipeline(NamedTuple):
         """How many pipelines run side by side."""
         return len(self.examples)
 
-    def parts(self, r: int, t: int, micro: int = 1) -> list[tuple[float, int]]:
-        """The micro-batches of replica r's batch t: their share of it, their size in units of `crossing`."""
-        count = self.examples[r][t % len(self.examples[r])]
-        m = max(1, min(micro, count))
-        sizes = [count * (j + 1) // m - count * j // m for j in range(m)]
-        return [(size / count if count else 1.0, size if self.by_row else 1) for size in sizes]
-
     def sent(self, steps: int, micro: int = 1) -> float:
         """Bytes of all activations, and as many of gradients back."""
-        return 2 * sum(self.crossing) * sum(size for r in range(self.replicas) for t in range(steps)
-                                            for _, size in self.parts(r, t, micro))
+        counts = [batches[t % len(batches)] for batches in self.examples for t in range(steps)]
+        units = counts if self.by_row else [max(1, min(micro, count)) for count in counts]
+        return 2 * sum(self.crossing) * sum(units)
 
 
 def bubble(micro_batches: int, stages: int, chunks: int = 1) -> Prediction:
