@@ -142,9 +142,8 @@ class Figures(dict[str, Prediction]):
 
         Parameters
         ----------
-        reason : str
-        *names : str
-            Names of the metrics.
+        reason, *names : str
+            Why, and the names of the metrics.
 
         Returns
         -------
@@ -162,9 +161,8 @@ class Figures(dict[str, Prediction]):
 
         Parameters
         ----------
-        reason : str
-        *names : str
-            Names of the metrics.
+        reason, *names : str
+            Why, and the names of the metrics.
 
         Returns
         -------

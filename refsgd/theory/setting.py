@@ -174,10 +174,8 @@ TIMES = [name for name in PREDICTED if METRICS[name].unit == "s" or METRICS[name
 
 def figures(c: Setting, step: Prediction | None, run: Prediction | None, updates: int, sent: float,
             *more: Mapping[str, Prediction]) -> Figures:
-    """The metrics common to all algorithms (times, throughput, updates, bytes, idle time), and `more`.
-
-    Times without a formula are None, and are left to a simulation.
-    """
+    """The metrics common to all algorithms (times, throughput, updates, bytes, idle time), and `more`; times
+    without a formula are None, and are left to a simulation."""
     out = Figures({"updates": count(updates, "updates", "updates of one server"),
                    "bytes_per_iteration": count(sent, "bytes", "all nodes together"),
                    "bytes_sent": count(sent * c.steps, "bytes", "bytes_per_iteration x steps")})
@@ -262,11 +260,9 @@ def unbounded(c: Setting) -> dict[str, Prediction]:
 
 
 def last_of_sums(c: Setting, exchanges: Sequence[float] | None = None) -> tuple[float, bool]:
-    """E[max over workers of the sum of `steps` rounds] in seconds, without queueing, and whether it is exact.
-
-    A round is a compute time plus the worker's exchange.  If exchanges differ, only workers within three
-    standard deviations of the slowest are considered.
-    """
+    """E[max over workers of the sum of `steps` rounds, a compute time and the worker's exchange each] in
+    seconds, without queueing, and whether it is exact; if exchanges differ, only workers within three
+    standard deviations of the slowest are considered."""
     sums = [sum_of(time, c.steps) for time in c.times]
     fixed = [c.steps * e for e in exchanges or [0.0] * c.workers]
     if len(set(fixed)) == 1:

@@ -62,10 +62,8 @@ def _class_of(token: tokenize.TokenInfo, before: str) -> str:
 
 
 def colour(lines: list[str]) -> list[str]:
-    """Each line as HTML, with an element around each token that has a class.
-
-    Classes: keyword ``k``, yield ``y``, effect ``e``, string ``s``, comment ``c``, number ``n``, defined name
-    ``d``.
+    """Each line as HTML, with an element around each token that has a class: keyword ``k``, yield ``y``,
+    effect ``e``, string ``s``, comment ``c``, number ``n``, defined name ``d``.
 
     >>> colour(["g = yield Recv(Push)\\n"])
     ['g = <i class="y">yield</i> <i class="e">Recv</i>(Push)']

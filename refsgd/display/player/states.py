@@ -29,9 +29,8 @@ def rank(name: str) -> int:
 
 
 def shown(value: Any, depth: int = 0) -> str | None:
-    """A value in a few characters; None for values that would not help (functions, problems, generators).
-
-    Arrays of more than four numbers are shown by type and shape.
+    """A value in a few characters, a long array by type and shape; None for values that would not help
+    (functions, problems, generators).
 
     >>> shown({"worker0": 2}), shown(np.zeros(9, np.float32)), shown(0.123456), shown(print)
     ('{worker0: 2}', 'float32 (9,)', '0.1235', None)
@@ -49,6 +48,12 @@ def shown(value: Any, depth: int = 0) -> str | None:
             return "[" + " ".join(f"{v:.4g}" for v in np.atleast_1d(value)) + "]"
         return f"{value.dtype} ({', '.join(map(str, value.shape))}{',' if value.ndim == 1 else ''})"
     return _composed(value, depth) if depth < 3 else "…"
+
+
+def readable(values: Mapping[str, Any]) -> dict[str, str]:
+    """Local variables in a few characters, without those that would not help."""
+    return {name: text for name, value in values.items()
+            if not name.startswith(("_", ".")) and (text := shown(value)) is not None}
 
 
 def _composed(value: Any, depth: int) -> str | None:
@@ -142,10 +147,7 @@ class States:
         values: dict[str, str] = {}
         for f in alive:
             self.files.setdefault(f.gi_code.co_filename, set()).add(f.gi_code.co_firstlineno)
-            for name, value in local_values(f).items():
-                text = shown(value)
-                if text is not None and not name.startswith(("_", ".")):
-                    values[name] = text
+            values |= readable(local_values(f))
         names = list(self.files)
         where = tuple((names.index(f.gi_code.co_filename), f.gi_frame.f_lineno) for f in alive)
         place = self._numbers.setdefault(where, len(self._numbers)) if alive else -1
@@ -222,10 +224,8 @@ def action_in_words(world: World, action: Action) -> str:
 
 
 def follow(trace: Trace, factory: Factory | None, first: int, last: int) -> States:
-    """Replay the first `last` events of a trace and keep the states from position `first` on.
-
-    If there is no factory, or the replay fails, `States.note` says why.
-    """
+    """Replay the first `last` events of a trace and keep the states from position `first` on; if that is not
+    possible, `States.note` says why."""
     states = States(trace, first, last)
     if factory is None:
         states.note = "no programs were given, so their lines are not known"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from refsgd.cluster.units import counted
 from refsgd.display.player import Player, player_html
 from refsgd.display.player.listing import title
-from refsgd.display.player.states import action_in_words, called, follow, rank, shown
+from refsgd.display.player.states import action_in_words, called, follow, rank, readable
 from refsgd.display.player.why import Why, deadlock
 from refsgd.experiment.arguments import check_whole
 from refsgd.experiment.functions import Algorithm
@@ -48,9 +48,8 @@ class Places(list[Where]):
             lines += wrap(w.why, WIDTH, subsequent_indent="    ")
             if w.line:
                 text = linecache.getline(w.filename, w.line).strip()
-                values = {n: shown(v) for n, v in w.locals.items() if not n.startswith(("_", "."))}
-                local = ", ".join(f"{n} {values[n]}".replace(" ", HARD) for n in sorted(values, key=rank)
-                                  if values[n] is not None)
+                values = readable(w.locals)
+                local = ", ".join(f"{n} {values[n]}".replace(" ", HARD) for n in sorted(values, key=rank))
                 place = f"{title(w.filename).rsplit('/', 1)[-1]}:{w.line}  {text}"
                 for more in (place, local) if variables else (place,):
                     lines += wrap(more, WIDTH, initial_indent="    ", subsequent_indent=" " * 8)

@@ -294,10 +294,8 @@ def bound(source: str, line: int) -> frozenset[str]:
 
 
 def _condition(function: ast.stmt, s: Branch) -> Condition:
-    """The line of a condition and the names in it.
-
-    If it is a single name, the names from which that was computed; if it is a loop, also those it changes.
-    """
+    """The line of a condition and the names in it: of a single name, those from which it was computed, and of
+    a loop also those that it changes."""
     test = s.iter if isinstance(s, ast.For) else s.test
     if isinstance(test, ast.Name):
         made = [a for a in ast.walk(function) if isinstance(a, ast.Assign) and a.lineno < s.lineno

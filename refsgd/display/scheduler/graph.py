@@ -1,4 +1,4 @@
-"""The state graph of a small case as JSON values: what each state shows, and what may happen next in it."""
+"""The state graph of a small case, what each state shows and what may happen next in it, and its page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from refsgd.cluster.units import counted
-from refsgd.display.player.listing import title
+from refsgd.display.player import page
+from refsgd.display.player.listing import listing, title
 from refsgd.display.player.states import ENDED, States, action_in_words, called, rank, value_at
 from refsgd.display.player.why import Why
 from refsgd.effects import Compute, Factory, Mark
@@ -294,3 +295,14 @@ def said(world: World, action: Action) -> str:
     if action.kind == "go" and isinstance(effect, Compute):
         return f"{called(action.node, action.program)} computes {computed(effect.kind)}"
     return action_in_words(world, action)
+
+
+def scheduler_html(factory: Factory, check: Check, observe: Callable[[Run], Hashable], *, name: str = "run",
+                   deaths: int = 0, most: int = MOST) -> str:
+    """The page of a deployment: each effect is a move, or, if that is too large, each decision."""
+    try:
+        graph = Graph(factory, check, observe, every=True, deaths=deaths, most=most)
+    except TooLarge:
+        graph = Graph(factory, check, observe, every=False, deaths=deaths, most=most)
+    source = "".join(listing(i, file, lines) for i, (file, lines) in enumerate(graph.files.items()))
+    return page("scheduler", name, source, graph.to_json())

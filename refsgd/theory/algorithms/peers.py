@@ -96,9 +96,7 @@ def sequential(c: Setting) -> Figures:
     u, mean = c.own[0], c.times[0].mean
     step = Prediction(mean + u, "s", "exact", {"compute E[T]": mean, "update": u}, "E[T] + E[u]",
                       "definition")
-    run = Prediction(c.steps * (mean + u), "s", "exact", {"iterations": c.steps * (mean + u)},
-                     "steps x iteration", "definition")
-    return figures(c, step, run, c.steps, 0, fresh("one worker"), clocks(c, 0, 0, "one worker"))
+    return figures(c, step, repeat(c, step), c.steps, 0, fresh("one worker"), clocks(c, 0, 0, "one worker"))
 
 
 def independent(c: Setting) -> Figures:
