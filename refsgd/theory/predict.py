@@ -1,8 +1,4 @@
-"""Predictions by algorithm: every metric of a run for which there is a formula.
-
-`predict` turns a `Machine` and sizes into a `Setting`, calls the algorithm's function in `ALGORITHMS`, and
-returns `Figures`: predictions by name of the metric, and reasons for missing ones.
-"""
+"""Predictions by algorithm: `predict` calls the formula that an algorithm names for its machine and sizes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
 """The step player: a run as one self-contained HTML page, stepped forwards and backwards by event.
 
-It shows the programs' source with the current line of each, their local variables, the reasons for waits, a
-space-time diagram, the messages in transit, and how staleness and idle time grow.  The page needs no network
-and no kernel.  Its data come from a trace; the lines and variables come from a bit-identical replay.
-
-The page's behaviour is in ``player.js`` and ``shared.js``, its style in ``player.css``, its skeleton in
-``player.html``.
+Its data come from a trace; the lines and variables come from a bit-identical replay.  The page's behaviour is
+in ``player.js`` and ``shared.js``, its style in ``player.css``, its skeleton in ``player.html``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Source files as HTML: coloured, one element per line, relevant functions open and the rest folded.
-
-Long docstrings are folded to their first line, so that the program's lines stay in view.
+"""Source files as HTML: coloured, one element per line, relevant functions open and the rest folded, and long
+docstrings folded to their first line, so that the program's lines stay in view.
 """
 
 from __future__ import annotations

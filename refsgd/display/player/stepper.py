@@ -1,8 +1,7 @@
 """You as the scheduler: step an algorithm action by action, choose what happens next, go back.
 
-A `Stepper` runs the programs in a world without a clock (`refsgd.runtimes.world.World`).  It always lists
-what may happen next, and you pick.  A run is the list of picks, so to go back it runs the beginning again,
-and you can step through a schedule that a test found.
+A run in a world without a clock (`refsgd.runtimes.world.World`) is the list of picks, so to go back a
+`Stepper` runs the beginning again, and it can begin with a schedule that a test found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Plots that compare results: accuracy, idle time, staleness, throughput, formulas against runs.
-
-A mapping of results maps the name in the legend to the `refsgd.experiment.result.Result`.
-"""
+"""Plots that compare results, by their names in the legend: accuracy, idle time, throughput, formulas, ..."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Predictions for workers that fetch from servers and push to them periodically: Downpour, EASGD.
 
-A worker waits for its fetches and not for its pushes.  If fetches queue, EASGD's workers are ASP's with the
-sum of a period's times in place of T and an exchange of 2 latency + w.
+A worker waits for its fetches and not for its pushes.
 """
 
 from __future__ import annotations
@@ -123,6 +122,7 @@ def _elastic(c: Setting, h: int) -> Prediction:
         least = max(value, c.workers * service / h)
         return replace(step, value=least, terms={**terms, "queueing": least - value},
                        kind="approximation" if service else step.kind)
+    # as ASP's workers, with a period's times in place of T
     rate, _ = iteration.mean_value_analysis(c.workers, h * value, service)
     queue = max(c.workers / rate / h - value, 0.0)
     return replace(step, value=value + queue, terms={**terms, "queueing": queue}, kind="approximation",

@@ -1,8 +1,5 @@
-"""Iteration and run times of peers, by synchronisation: none, global, neighbours.
-
-None: `alone` is the iteration, `free` the run.  Global: all begin an iteration together, and `repeat` is the
-run.  Neighbours: `heard_from` is both.  At the end: sequential SGD, independent runs and Hogwild!, whose
-workers never wait.
+"""Iteration and run times of peers, by synchronisation: none (`apart`), global (all begin an iteration
+together, and `repeat` is the run), neighbours (`heard_from`); sequential SGD, independent runs and Hogwild!.
 """
 
 from __future__ import annotations
