@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.cluster import prices
-from refsgd.cluster.draws import Draws
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.prices import Draws
 from refsgd.problems.nn.kernel_cache import kept
 
 RESUME, HEAD, ARRIVE = range(3)  # at one moment in this order, as in the simulator

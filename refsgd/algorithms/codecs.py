@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from refsgd.algorithms.sgd import SGD
-from refsgd.collectives.half import half, single
+from refsgd.collectives.parts import half, single
 from refsgd.effects import Array
 
 Message = tuple[Any, ...]

@@ -19,8 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refsgd.collectives.half import plus
-from refsgd.collectives.parts import Part, Total
+from refsgd.collectives.parts import Part, Total, plus
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from refsgd.collectives.half import plus
-from refsgd.collectives.parts import Part, Total, chunks
+from refsgd.collectives.parts import Part, Total, chunks, plus
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
 

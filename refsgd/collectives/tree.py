@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from refsgd.collectives.half import plus
-from refsgd.collectives.parts import Part, Total
+from refsgd.collectives.parts import Part, Total, plus
 from refsgd.effects import Array, Compute, Program, Recv, Send
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Overhead
+from refsgd.cluster.prices import Draws
 from refsgd.effects import (
     Add,
     Array,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from refsgd.cluster import prices
 from refsgd.cluster.cores import Processors, of_hosts
-from refsgd.cluster.draws import Draws
 from refsgd.cluster.links import Hop, Network
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.prices import Draws
 from refsgd.effects import Compute, Deployment
 from refsgd.runtimes.engine import ARRIVE, HEAD, RESUME, Engine, Task
 from refsgd.runtimes.faults import Plan

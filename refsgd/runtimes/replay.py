@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from refsgd.cluster.draws import Draws
+from refsgd.cluster.prices import Draws
 from refsgd.effects import (
     Add,
     Choose,

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from refsgd.cluster.machine import Machine
 from refsgd.collectives import ALLREDUCE, all_gather, barrier, broadcast, double_tree, reduce, reduce_scatter
 from refsgd.collectives.double_tree import places
-from refsgd.collectives.half import BLOCK as HALVES
-from refsgd.collectives.half import half, plus, single
-from refsgd.collectives.parts import BLOCK, add, chunks
+from refsgd.collectives.parts import BLOCK, HALVES, add, chunks, half, plus, single
 from refsgd.effects import Node, Send
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed, Sent

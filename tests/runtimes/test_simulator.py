@@ -11,8 +11,8 @@ import pytest
 from refsgd.algorithms.server import bsp, ssp
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster import prices
-from refsgd.cluster.draws import Draws
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.prices import Draws
 from refsgd.effects import Choose, Compute, Mark, Node, Poll, Recv, RunEnded, Send
 from refsgd.experiment.execution.perform import perform
 from refsgd.experiment.prepare import prepare

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from heapq import heappop
 from typing import Any, NamedTuple
 
-from refsgd.cluster.draws import Draws
 from refsgd.cluster.machine import Machine
+from refsgd.cluster.prices import Draws
 from refsgd.effects import Add, Array, Compute, Deployment, Died, Load, payload_bytes
 from refsgd.runtimes.engine import HEAD, RESUME, Task
 from refsgd.runtimes.faults import Fault, Plan, gives_up, roles_of_hosts
