@@ -167,18 +167,13 @@ def _listed(hosts: Sequence[Sequence[str]], deployment: Deployment,
             if (name := known.get(listed)) is None:
                 if listed.rstrip("0123456789") in {"worker", "server"} - roles:
                     continue
+                some = ", ".join([*list(known)[:8], *["..."] * (len(known) > 8)])
                 raise ValueError(f"hosts: {listed} on host {number} is not a node of this run; expected some "
-                                 f"of {_some(known)}")
+                                 f"of {some}")
             if found.setdefault(name, number) != number:
                 raise ValueError(f"hosts: node {name} is on hosts {found[name]} and {number}; expected each "
                                  "node once")
     return found
-
-
-def _some(names: Iterable[str]) -> str:
-    """The first names of many."""
-    listed = list(names)
-    return ", ".join(listed[:8]) + (", ..." if len(listed) > 8 else "")
 
 
 def of_workers(hosts: Hosts, workers: int) -> Hosts:

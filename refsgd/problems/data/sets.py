@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -199,17 +200,13 @@ def _load_digits() -> Dataset:
 
 
 def _load_idx(name: str) -> Dataset:
-    kinds = {"images-idx3-ubyte.gz": 3, "labels-idx1-ubyte.gz": 1}
-    folder = _complete(name)
-    arrays: dict[str, Bytes] = {}
+    folder, parts = _complete(name), list[Any]()
     for part, count in _IDX_COUNTS.items():
-        for kind, dimensions in kinds.items():
-            path = folder / f"{part}-{kind}"
-            arrays[f"{part}-{kind[:6]}"] = read_idx(path, (count, 28, 28)[:dimensions])
-    train, test = (_scaled(arrays[f"{part}-images"][..., np.newaxis], *_IDX_SCALE[name])
-                   for part in ("train", "t10k"))
-    return Dataset(name, train, arrays["train-labels"].astype(np.int64),
-                   test, arrays["t10k-labels"].astype(np.int64), classes=10)
+        pixels = read_idx(folder / f"{part}-images-idx3-ubyte.gz", (count, 28, 28))
+        labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz", (count,))
+        parts.append((_scaled(pixels[..., np.newaxis], *_IDX_SCALE[name]), labels.astype(np.int64)))
+    (train, train_labels), (test, test_labels) = parts
+    return Dataset(name, train, train_labels, test, test_labels, 10)
 
 
 def _scaled(pixels: Bytes, mean: ArrayLike, deviation: ArrayLike) -> NDArray[np.float32]:
