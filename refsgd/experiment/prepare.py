@@ -186,7 +186,7 @@ class Experiment:
         return {name: numbers for name, numbers in found.items() if numbers and name in taken}
 
     def continued(self, workers: int, done: int, updates: int) -> Experiment:
-        """The rest after `done` steps and `updates` of the parameters, with the rule of so many workers."""
+        """The rest after `done` steps and `updates` of the parameters, with the rule of this many workers."""
         assert self.training is not None
         problem, how, steps = self.problem, of(self.problem), self.steps - done
         rule = rules.rule_of(self.training, self.name, self.facts, self.own, workers, steps, problem, updates)
