@@ -3,17 +3,6 @@
 An exchange is orthogonal to an algorithm's rule.  The programs that algorithms share read it from the
 problem: `parts` for those with servers, `allreduce` for those without.
 
-* **Layout**: `equal` parts, one per server; one part per layer; or each layer in `chunks` of limited size.
-  Each part is a server program of its own, with its own version, and is assigned to one of the servers: in
-  turn, by size, or by a hash of its number.
-* **Overlap**: `backward`, a part leaves as soon as the backward pass has computed it (wait-free
-  backpropagation); `both`, the next forward pass starts as well, layer by layer as parameters arrive.
-* **Priority**: outgoing links serve the parts of the lowest layers first, which the next forward pass needs
-  first.
-* **Codec**: how each part is encoded, see `compression`; its state stays with the sender.
-* **Bucket**: peers without servers sum consecutive layers together, from the last on, as soon as they fill
-  the bucket.
-
 References
 ----------
 Zhang et al., "Poseidon: an efficient communication architecture for distributed deep learning on GPU
@@ -49,11 +38,13 @@ CHUNKS = re.compile(r"chunks:([1-9]\d*)")
 class Exchange:
     """The options of an exchange, with the codec for the run's number of workers and rule."""
 
-    layout: str = "equal"  #: or "layers", "chunks:BYTES"
+    layout: str = "equal"  #: or "layers", "chunks:BYTES"; each part has a server program of its own
     balance: Balance = "robin"  #: "size": the largest part first, to the server with the fewest bytes
+    #: "backward": a part leaves as soon as the backward pass has computed it (wait-free backpropagation);
+    #: "both": the next forward pass starts as well, layer by layer as parameters arrive
     overlap: Overlap = "none"
-    priority: bool = False
-    bucket: int = 0  #: bytes; 0: each layer by itself
+    priority: bool = False  #: links serve the lowest layers first, which the next forward pass needs first
+    bucket: int = 0  #: bytes of layers that peers without servers sum together; 0: each layer by itself
     compress: str = ""  #: a codec by name, such as "topk:0.01"; empty: gradients as they are
     feedback: bool = True  #: whether the sender adds what a message left out to its next one
     codec: Codec | None = field(default=None, compare=False)

@@ -24,6 +24,7 @@ gradient descent with warm restarts", ICLR 2017 (arXiv:1608.03983), equation 5: 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,21 +89,16 @@ class Warmup:
 def parse_schedule(text: str, updates: int = 1) -> Schedule:
     """Read ``constant``, ``cosine``, ``cosine(updates)`` or ``step(every,factor)``; a ``cosine`` without a
     number is 0 after `updates`.  Raises ValueError on anything else."""
-    name, _, given = text.removesuffix(")").partition("(")
-    numbers = given.split(",") if given else []
-    if name == text == "constant":
-        return constant
-    try:
-        if name == text == "cosine":
-            return Cosine(max(updates, 1))
-        if name == "cosine" and text.endswith(")"):
-            return Cosine(*map(int, numbers))
-        if name == "step" and text.endswith(")"):
-            every, factor = numbers
-            return StepDecay(int(every), float(factor))
-    except (ValueError, TypeError) as error:
-        if str(error).startswith("schedule "):
-            raise
+    whole = max(updates, 1)
+    kinds: dict[str, Callable[..., Schedule]] = {
+        "constant": lambda: constant, "cosine": lambda length=whole: Cosine(int(length)),
+        "step": lambda every, factor: StepDecay(int(every), float(factor))}
+    if found := re.fullmatch(r"(constant|cosine|step)(?:\((.*)\))?", text):
+        try:
+            return kinds[found[1]](*(found[2].split(",") if found[2] is not None else ()))
+        except (ValueError, TypeError) as error:
+            if str(error).startswith("schedule "):
+                raise
     raise ValueError(f"schedule {text!r} not understood; expected constant, cosine, cosine(updates) or "
                      "step(every,factor), e.g. step(100,0.5)")
 

@@ -53,7 +53,6 @@ class Averaging(Shard):
 
 
 @declare(SERVED, updates=each_push, formula="ssp",
-         lost="the gradient that it was computing",
          recursion="it is SSP at a worker's rate divided by their number")
 def consgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
            rotated: bool = False, *, staleness: float = 3) -> Deployment:

@@ -1,7 +1,6 @@
 """Downpour SGD: push and fetch at their own periods, and step on a local copy in between.
 
-Asynchronous SGD with fewer messages: gradients are accumulated for `push_every` iterations before they are
-pushed, and a fetched model is used for `fetch_every` iterations, moved by the worker's own steps meanwhile.
+Gradients are accumulated for `push_every` iterations, and a fetched model is used for `fetch_every`.
 Iteration 0 pushes immediately, so the windows have 1, push_every, push_every, ... gradients.
 
 Quick facts
