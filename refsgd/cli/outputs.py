@@ -30,7 +30,7 @@ PIPE, ADVICE = 140, 100  #: columns of a table without a terminal, and of an adv
 SUMMARY = 11  #: indent of the values in a run's summary
 #: options that name a file to write
 OUTPUTS = ("json", "plot", "save", "trace", "record", "player", "page", "written", "html", "gradescope",
-           "net_output")
+           "net_output", "curves")
 
 
 # -- standard streams ---------------------------------------------------------------------------------------

@@ -50,7 +50,6 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.experiment.race.entries import Interrupted
     from refsgd.experiment.race.race import race
 
-    outputs.check_output(args.curves)
     outputs.check_output(args.resume)
     if args.algorithms.endswith(".toml"):
         described(args)

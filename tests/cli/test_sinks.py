@@ -180,6 +180,7 @@ def test_a_full_disk_is_one_line_with_the_file_and_keeps_no_other_file_from_bein
     (f"run bsp {SMALL} --json x --trace x", "--json and --trace both name x; expected two paths"),
     (f"run bsp {SMALL} --record ./x --checkpoint x", "--record and --checkpoint both name x"),
     (f"run bsp {SMALL} --json - --player -", "--json and --player both name -"),
+    ("race bsp --json x --curves x", "--json and --curves both name x"),
     ("replay {}/record --json {}/record", "--json and FILE both name"),
     ("machine sites-2x8 --json m --output ../cwd/m", "--json and --output both name"),
     (f"run bsp {SMALL} --record -", "--record -; expected a file's name"),
