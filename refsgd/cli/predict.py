@@ -44,9 +44,7 @@ def do(args: argparse.Namespace) -> None:
         if value := getattr(args, alone):
             raise Usage(f"--{alone} {value} without a sweep; expected --sweep QUANTITY=RANGE too, e.g. "
                         "--sweep workers=1:64" + " (or --target loss=0.1)" * (alone == "plot"))
-    check_outputs(args)
     from refsgd.display.tables import prediction_lines
-    from refsgd.experiment.simulated import simulated
     from refsgd.theory.estimate import LARGEST
 
     if args.kind == "formulas" and (args.workers or 0) > LARGEST:  # before their programs are built
@@ -54,7 +52,7 @@ def do(args: argparse.Namespace) -> None:
 
     experiment = prepare(args.algorithm, **arguments_of(args))
     check_priced(args, experiment.machine)
-    predictions, found = simulated(experiment) if args.kind == "simulated" else experiment.predictions(), None
+    predictions, found = experiment.predictions(args.kind), None
     if args.target:
         from refsgd.experiment.convergence import approach
 

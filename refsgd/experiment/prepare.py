@@ -220,12 +220,13 @@ class Experiment:
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
         return found
 
-    def predictions(self) -> Figures:
-        """Formulas, means of simulated runs where there are none, and the reasons for missing metrics."""
-        found = self.formulas()
-        if found.open:
-            from refsgd.experiment.simulated import means
+    def predictions(self, kind: str = "formulas") -> Figures:
+        """Formulas, means of simulated runs for all or where there are none, and why metrics are missing."""
+        from refsgd.experiment.simulated import means
 
+        if kind == "simulated":
+            found = means(self, PREDICTED)
+        elif (found := self.formulas()).open:
             found.update(means(self, found.open))
             found.missing = {name: why for name, why in found.missing.items() if name not in found}
         return memory.with_sizes(self, found)
@@ -416,9 +417,4 @@ def predict(algorithm: Algorithm, problem: Problem | None = None, *, kind: str =
     """
     if kind not in ("formulas", "simulated"):
         raise Usage(f"kind {kind!r}; expected formulas or simulated")
-    experiment = prepare(algorithm, problem, **arguments)
-    if kind == "formulas":
-        return experiment.predictions()
-    from refsgd.experiment.simulated import simulated
-
-    return simulated(experiment)
+    return prepare(algorithm, problem, **arguments).predictions(kind)

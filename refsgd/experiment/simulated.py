@@ -37,11 +37,6 @@ TRACED, BRIEF = 5_000, 20_000
 Metrics = dict[str, float]
 
 
-def simulated(experiment: Experiment) -> Figures:
-    """Means of all metrics over simulated runs."""
-    return with_sizes(experiment, means(experiment, PREDICTED))
-
-
 def means(experiment: Experiment, names: Collection[str]) -> Figures:
     """Means of some metrics over simulated runs, shape-only unless the algorithm reads its vectors.
 

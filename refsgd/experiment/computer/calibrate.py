@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,9 +28,6 @@ from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.fork import NO_FORK, can_fork
 from refsgd.trace import Trace
 from refsgd.trace.schema import json_text
-
-if TYPE_CHECKING:
-    from refsgd.problems.nn.net import Net
 
 NETS, BATCHES = ("tiny", "shallow"), (1, 2, 8, 32, 128)
 #: share of the cores, and mean over median of equal gradients less 1, above which a measurement is in doubt
@@ -154,21 +151,11 @@ def timed(act: Callable[[], Any], seconds: float) -> Array:
     return np.array(found)
 
 
-def gradient_of(net: str, batch: int) -> tuple[Net, Callable[[], Any]]:
-    """A net, and a function that computes its gradient on a batch of random images."""
-    from refsgd.problems.nn import nets
-
-    built, rng = nets.build(net), np.random.default_rng(0)
-    built.compile()
-    x, images = built.init(0), rng.random((batch, *built.input_shape), np.float32)
-    labels = rng.integers(0, built.classes, batch)
-    return built, lambda: built.gradient(x, images, labels)
-
-
 @cache
 def steps_of(net: str, batch: int) -> int:
     """How many steps a run has that takes about `SECONDS`."""
-    once = float(np.median(timed(gradient_of(net, batch)[1], 0.05)))
+    problem = inside.problem_of(net, batch, 1)
+    once = float(np.median(timed(lambda: problem.gradient(problem.x0, 0, 0), 0.05)))
     return int(min(max(SECONDS / once, 30), STEPS))
 
 
