@@ -82,9 +82,8 @@ class Entry:
 
     def band(self, times: Sequence[float]) -> Array:
         """Deciles 1, 5 and 9 of the runs' values at times, (3, len(times)); ended runs keep their last."""
-        each = [np.interp(times, [p.seconds for p in heat.points],
-                          np.log([min(max(p.value, 1e-30), EXPLODED) if p.value == p.value else EXPLODED
-                                  for p in heat.points])) for heat in self.heats]
+        each = [np.interp(times, [p.seconds for p in heat.points], np.log(np.clip(np.nan_to_num(
+            [p.value for p in heat.points], nan=EXPLODED), 1e-30, EXPLODED))) for heat in self.heats]
         return np.asarray(np.exp(np.quantile(each, (0.1, 0.5, 0.9), axis=0)))
 
     @property

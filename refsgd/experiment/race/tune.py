@@ -44,11 +44,9 @@ def tuning(start: float, seeds: Sequence[int], most: float, rates: Sequence[floa
     """Ask for the runs of a tuning; the result has the median seconds of each rate."""
     tried, cap = dict[float, float](), most
 
-    def asked(*some: float) -> list[Asked]:
-        return [Asked(rate, seed, cap, cap < most) for rate in some for seed in seeds]
-
-    def learn(some: Sequence[float], heats: list[Heat]) -> None:
+    def learn(some: Sequence[float]) -> Generator[list[Asked], list[Heat], None]:
         nonlocal cap
+        heats = yield [Asked(rate, seed, cap, cap < most) for rate in some for seed in seeds]
         for i, rate in enumerate(some):
             own = heats[i * len(seeds):(i + 1) * len(seeds)]
             tried[rate] = statistics.median(heat.seconds for heat in own)
@@ -58,10 +56,10 @@ def tuning(start: float, seeds: Sequence[int], most: float, rates: Sequence[floa
         middle = sorted(rates)[len(rates) // 2]
         for some in ([middle], [rate for rate in rates if rate != middle]):
             if some:
-                learn(some, (yield asked(*some)))
+                yield from learn(some)
         return tried
     for some in ([start], [start / 2, start * 2]):
-        learn(some, (yield asked(*some)))
+        yield from learn(some)
     while True:
         best, low, high = quickest(tried), min(tried), max(tried)
         none = tried[best] == math.inf
@@ -69,10 +67,9 @@ def tuning(start: float, seeds: Sequence[int], most: float, rates: Sequence[floa
                  if (none or best == edge) and abs(math.log2(rate / start)) <= WIDEST + 0.1]
         if not wider:
             break
-        learn(wider, (yield asked(*wider)))
+        yield from learn(wider)
     if not none:
-        beside = [best / math.sqrt(2), best * math.sqrt(2)]
-        learn(beside, (yield asked(*beside)))
+        yield from learn([best / math.sqrt(2), best * math.sqrt(2)])
     return tried
 
 
