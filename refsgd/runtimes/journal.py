@@ -1,9 +1,6 @@
-"""Record files, written during a run so that even a crashed run can be replayed.
+"""Record files (docs/records.md), written during a run so that even a crashed run can be replayed.
 
-Each action of a program is a line: JSON, a space, and the CRC-32 of the JSON's bytes in eight hexadecimal
-digits.  The first line describes the run, the last one its end.  Each line is appended by one system call, so
-the processes of one computer may share a file.  A killed process leaves whole lines and at most the beginning
-of one line, cut at a page boundary, after which others append.
+Each line is appended by one system call, so the processes of one computer may share a file.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Engines whose messages occupy links and whose programs occupy processors, slower and later where faults say
 so; `refsgd.cluster.links` has the formulas and the path of each message.
 
-The process that sends a message serves the first link of its path; the message carries the start of its
-transmission.  The process that receives it serves all others, each at the time when the head is due there, so
-that heads are served in order.  In virtual time one engine does both.
+The process that sends a message serves the first link of its path, the one that receives it all others, each
+at the time when the head is due there, so that heads are served in order.
 """
 
 from __future__ import annotations

@@ -42,10 +42,6 @@ class Mailbox:
     def __init__(self) -> None:
         self.envelopes: deque[Envelope] = deque()
 
-    def put(self, envelope: Envelope) -> None:
-        """Add an envelope at the end."""
-        self.envelopes.append(envelope)
-
     def take(self, kinds: tuple[type, ...], src: str | None) -> tuple[Envelope, Any] | None:
         """The earliest envelope of one of these classes from `src` (None: any node) and its body, or None."""
         envelopes = self.envelopes
@@ -67,6 +63,3 @@ class Mailbox:
         """The envelope that `take` would remove."""
         tags = {tag_of(kind) for kind in kinds}
         return next((e for e in self.envelopes if e.tag in tags and src in (None, e.src)), None)
-
-    def __len__(self) -> int:
-        return len(self.envelopes)

@@ -223,7 +223,7 @@ class Replayer(Engine):
                 found, sent[step.number] = sent[step.number], None
             if found is None:
                 raise self._misfit(task)
-            task.mailbox.put(found._replace(arrival=step.arrival))
+            task.mailbox.envelopes.append(found._replace(arrival=step.arrival))
         super().act(task, task.effect)
         if task.mailbox.envelopes:
             raise self._misfit(task)

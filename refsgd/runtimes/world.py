@@ -140,7 +140,7 @@ class World(Engine):
             Envelope(task.node, tag_of(type(body)), body, number, 0.0, nbytes))
 
     def _deliver(self, src: str, to: str) -> None:
-        self.mailboxes[to].put(self.wire[src, to].popleft()._replace(arrival=self.now))
+        self.mailboxes[to].envelopes.append(self.wire[src, to].popleft()._replace(arrival=self.now))
 
     # -- deaths --------------------------------------------------------------------------------------------
 

@@ -1,9 +1,6 @@
-"""Codec between events and the rows of a record, which hold actions and answers but no computed numbers.
-
-A row is a list of JSON values: node, number of the program, letter for the class of the event, time, and the
-fields that `TOLD` names for this letter.  Other fields are None in an event that was read: a replay computes
-them again.
-"""
+"""Codec between events and the rows of a record (docs/records.md), which hold actions and answers but no
+computed numbers: fields that `TOLD` does not name are None in an event that was read, because a replay
+computes them again."""
 
 from __future__ import annotations
 

@@ -112,8 +112,7 @@ class Driver(Linked):
                 self.numbers[src][to] = count
         for node, tasks in self.tasks.items():
             self.kept[node].extend(beginning.kept[node])
-            for envelope in beginning.envelopes[node]:
-                self.mailboxes[node].put(envelope)
+            self.mailboxes[node].envelopes.extend(beginning.envelopes[node])
             if node in beginning.values:
                 self.values[node] = beginning.values[node]
             for task in tasks:

@@ -1,8 +1,5 @@
-"""Log records of all processes reach the handlers of the parent, in order for each process.
-
-A queue of `multiprocessing_logging` carries them; no process waits for it when it logs.  After a death inside
-its lock, later records of other processes are lost, and nobody waits for the lock longer than `PATIENCE`.
-"""
+"""Log records of all processes reach the handlers of the parent, in order for each process, and no process
+waits for that when it logs; docs/explanation/design.md says what a death costs."""
 
 from __future__ import annotations
 
@@ -44,11 +41,7 @@ class Stamp(logging.Filter):
 
 class Records(logging.Handler):
     """The queue of a run, and the handler behind it, which gives records to those of the user, in a thread of
-    its own because they may be slow.
-
-    The library wraps no handler of the user: closing the wrapper closes what it wraps, and what the launcher
-    logs about a death must not wait for a lock that the dead may hold.
-    """
+    its own because they may be slow."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,12 +19,8 @@ def prctl(option: int, value: int) -> None:
 
 
 def settle(place: int, count: int) -> None:
-    """Pin this process to its share of the cores, where its caches are; does nothing with fewer cores than
-    processes.
-
-    With more processes than cores it is better to let the system move them to idle cores: all-reduces of
-    100 kB by four processes on two cores then took three quarters of the time measured with pinned processes.
-    """
+    """Pin this process to its share of the cores, where its caches are; with fewer cores than processes the
+    system moves them to idle cores, which is quicker."""
     if not hasattr(os, "sched_setaffinity"):
         return
     cores = sorted(os.sched_getaffinity(0))
@@ -34,11 +30,8 @@ def settle(place: int, count: int) -> None:
 
 
 def keep_memory() -> None:
-    """Make glibc's malloc keep freed memory in this process; does nothing on other systems.
-
-    By default it returns large blocks to the system immediately, so every new vector costs a page fault per
-    4 kB: half of the time of an all-reduce of 1 MB.  The price is that the process keeps its peak memory.
-    What the parent had freed before the fork goes back first, because writing to it would copy it.
+    """Make glibc's malloc keep freed memory in this process: fresh pages for every vector take half of the time
+    of an all-reduce of 1 MB.  What the parent had freed goes back first, because writing to it would copy it.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     mallopt = getattr(library, "mallopt", None)

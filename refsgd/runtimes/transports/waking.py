@@ -57,10 +57,8 @@ class WakeUp:
 
 
 def wait_for(descriptors: Sequence[int], timeout: float) -> list[int]:
-    """The readable ones of `descriptors`, after at most `timeout` seconds.
-
-    It uses `select`, which counts in microseconds, because `poll` and `epoll` round up to a millisecond.
-    """
+    """The readable ones of `descriptors`, after at most `timeout` seconds, by `select`, because `poll` and
+    `epoll` round up to a millisecond."""
     if max(descriptors) < 1024:
         return select.select(descriptors, [], [], timeout)[0]
     poll = select.poll()
@@ -70,11 +68,9 @@ def wait_for(descriptors: Sequence[int], timeout: float) -> list[int]:
 
 
 class Waiter:
-    """Sleeps until a message arrives, after polling for a moment.
+    """Sleeps until a message arrives, and if messages came soon the last time polls for a moment before.
 
-    It polls only if messages came soon the last time, and yields the core between polls, so that an answer in
-    transit costs no wake-up.  It limits polls and not only time, because on a shared core time passes while
-    others work.  A process that usually waits long, as in a paced run, sleeps immediately.  `arrived` says
+    It limits polls and not only time, because on a shared core time passes while others work.  `arrived` says
     whether a message, or a part of one, is there.
     """
 
