@@ -389,9 +389,9 @@ class Engine:
         self.ready = task, RunEnded()
 
     def stuck(self, tasks: Iterable[Task]) -> str:
-        """Where programs wait that no message can reach, for errors."""
+        """After which deaths and where programs wait that no message can reach, for errors."""
         return programs.stuck([(t.node, programs.line_of(t.program), programs.describe(t.effect)
-                                + programs.unread(t.mailbox.envelopes)) for t in tasks])
+                                + programs.unread(t.mailbox.envelopes)) for t in tasks], self.dead)
 
     def where(self) -> list[programs.Where]:
         """Each program's current line, the effect it waits for, and its local variables."""

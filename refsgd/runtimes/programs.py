@@ -113,15 +113,16 @@ def in_words(error: BaseException) -> str:
     return "; ".join([said, *notes])
 
 
-def stuck(waiting: Sequence[tuple[str, str, str]]) -> str:
-    """Where nodes wait that no message can reach, and for what, for errors.
+def stuck(waiting: Sequence[tuple[str, str, str]], dead: Sequence[str]) -> str:
+    """After which deaths and where nodes wait that no message can reach, and for what, for errors.
 
     If some wait in programs of a user, these come first, and the others without a line of the library.
     """
     theirs = [each for each in waiting if each[1].startswith(LIBRARY)]
     own = [each for each in waiting if each not in theirs]
     said = [f"{node} at {place} waits for {what}" for node, place, what in own or theirs]
-    return "; ".join([*said, *(f"{node} in the library's {place.rpartition(' ')[2]} waits for {what}"
+    after = f" after the death of {', '.join(dead)}: " if dead else ": "
+    return after + "; ".join([*said, *(f"{node} in the library's {place.rpartition(' ')[2]} waits for {what}"
                                for node, place, what in theirs if own)])
 
 

@@ -86,10 +86,6 @@ class Simulator(Linked):
         """Perform one effect or one event of the agenda; False when the run is over."""
         return next(self._steps, False)
 
-    def step(self) -> Event | None:
-        """The next event, or None when the run is over."""
-        return next(self, None)
-
     def __iter__(self) -> Iterator[Event]:
         return self
 
@@ -172,8 +168,7 @@ class Simulator(Linked):
             if stuck and self._survives(stuck):
                 return True
             if stuck:
-                after = f" after the death of {', '.join(self.dead)}" if self.dead else ""
-                raise Deadlock(f"deadlock at {self.now:.6g} s{after}: {self.stuck(stuck)}")
+                raise Deadlock(f"deadlock at {self.now:.6g} s{self.stuck(stuck)}")
             self._told = iter(self.all_tasks)
         # One after the other: to look at all of them again after each took n times as long.
         waiting = next((task for task in chain(self._told, self.all_tasks) if task.waiting is not None), None)

@@ -246,8 +246,7 @@ class World(Engine):
         waiting = [task for task in self.all_tasks if task.effect is not None]
         mains = [task for task in waiting if task.index == 0]
         if mains and not (self.dead and all(task.node in self.endable for task in mains)):
-            after = f" after the death of {', '.join(self.dead)}" if self.dead else ""
-            raise Stuck(f"deadlock{after}: {self.stuck(mains)}")
+            raise Stuck(f"deadlock{self.stuck(mains)}")
         if mains:
             self._tell(mains[0], "ended")
             self._continue(mains[0], RunEnded())

@@ -25,7 +25,7 @@ from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.processes import local, watch
 from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.transports import tcp
-from refsgd.runtimes.transports.waking import wait_for
+from refsgd.runtimes.transports.transport import wait_for
 from tests.marks import mostly_slow
 from tests.runtimes.deployments import Never, bad_gradient, exchange, gradient, long_gradient, worker
 

@@ -29,7 +29,7 @@ from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
-from refsgd.runtimes.transports import blocks, tcp, waking
+from refsgd.runtimes.transports import blocks, tcp, transport
 from refsgd.runtimes.transports.blocks import LARGE, STAGGER, Pools
 from refsgd.runtimes.transports.shared_memory import Rings, Segment
 from refsgd.runtimes.transports.wire import WireError
@@ -246,8 +246,8 @@ def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypat
             b.wait(timeout, [])
         return looks > 0
 
-    monkeypatch.setattr(waking, "SPIN", 0.01)
-    monkeypatch.setattr(waking.os, "sched_yield", leave_the_core)
+    monkeypatch.setattr(transport, "SPIN", 0.01)
+    monkeypatch.setattr(transport.os, "sched_yield", leave_the_core)
     assert not looked(0.001)  # nobody has answered yet
     a.post("peer1", Data(1), 0, 1, 0, 0.0)
     assert not looked(1.0) and len(move(a, b, 1)) == 1  # it is there: this wait was short
@@ -257,10 +257,10 @@ def test_only_who_was_answered_soon_looks_again_before_it_sleeps(ends, monkeypat
     assert not looked(1.0) and not looked(0.001)
     a.post("peer1", Data(2), 0, 1, 1, 0.0)
     assert not looked(1.0) and len(move(a, b, 1)) == 1
-    monkeypatch.setattr(waking.os, "sched_yield", lambda: a.post("peer1", Data(3), 0, 1, 2, 0.0))
+    monkeypatch.setattr(transport.os, "sched_yield", lambda: a.post("peer1", Data(3), 0, 1, 2, 0.0))
     assert b.soon(1.0) and len(move(a, b, 1)) == 1  # seen without sleeping
-    monkeypatch.setattr(waking.os, "sched_yield", leave_the_core)
-    assert looked(0.01) and looks <= waking.LOOKS  # of thousands that fit
+    monkeypatch.setattr(transport.os, "sched_yield", leave_the_core)
+    assert looked(0.01) and looks <= transport.LOOKS  # of thousands that fit
 
 
 # -- cores -------------------------------------------------------------------------------------------------

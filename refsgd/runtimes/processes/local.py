@@ -35,7 +35,7 @@ from refsgd.runtimes.processes.status import ABORT, CLOSE, HALT, StatusTable
 from refsgd.runtimes.processes.watch import Watch, state
 from refsgd.runtimes.transports.shared_memory import Segment
 from refsgd.runtimes.transports.tcp import Listeners
-from refsgd.runtimes.transports.waking import WakeUp, wait_for
+from refsgd.runtimes.transports.transport import WakeUp, wait_for
 from refsgd.trace import Crashed, Event, Run
 
 log = logging.getLogger("refsgd.processes")

@@ -14,7 +14,7 @@ from typing import Any
 
 from multiprocessing_logging import install_mp_handler
 
-from refsgd.runtimes.transports.waking import anonymous
+from refsgd.runtimes.transports.transport import anonymous
 
 PATIENCE = 1.0  # seconds
 

@@ -172,6 +172,5 @@ def join(reports: Sequence[Report], deployment: Deployment, machine: Machine, ob
 def deadlock(standings: Sequence[Standing], now: float, dead: Sequence[str] = ()) -> Deadlock:
     """The error of a run in which nothing can happen any more, worded as in the simulator."""
     stuck = [s for s in standings if s.program == 0 and s.doing.startswith("Recv")]
-    lines = programs.stuck([(s.node, s.place, s.doing) for s in stuck])
-    after = f" after the death of {', '.join(dead)}" if dead else ""
-    return Deadlock(f"deadlock at {now:.6g} s{after}: {lines}")
+    said = programs.stuck([(s.node, s.place, s.doing) for s in stuck], dead)
+    return Deadlock(f"deadlock at {now:.6g} s{said}")

@@ -20,7 +20,7 @@ import numpy as np
 from refsgd.effects import Add, Cell, Deployment, Load
 from refsgd.runtimes.processes.system import unnamed_file
 from refsgd.runtimes.programs import add_to, read
-from refsgd.runtimes.transports.waking import anonymous
+from refsgd.runtimes.transports.transport import anonymous
 from refsgd.trace import UNORDERED
 
 # words: accesses so far; 1 + the number of the last addition begun, to which part of which cell

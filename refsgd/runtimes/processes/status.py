@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from refsgd.effects import Compute, Recv
 from refsgd.runtimes.programs import describe, frames
-from refsgd.runtimes.transports.waking import anonymous
+from refsgd.runtimes.transports.transport import anonymous
 
 NOTHING, CLOSE, HALT, ABORT = range(4)  # commands
 TEXT_BYTES = 1 << 14  # of a process

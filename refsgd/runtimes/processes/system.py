@@ -30,8 +30,8 @@ def settle(place: int, count: int) -> None:
 
 
 def keep_memory() -> None:
-    """Make glibc's malloc keep freed memory in this process: fresh pages for every vector take half of the time
-    of an all-reduce of 1 MB.  What the parent had freed goes back first, because writing to it would copy it.
+    """Make glibc's malloc keep freed memory in this process: fresh pages for every vector take half of the
+    time of an all-reduce of 1 MB.  What the parent had freed goes back first, as writing to it would copy it.
     """
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     mallopt = getattr(library, "mallopt", None)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from refsgd.runtimes.transports.waking import anonymous
+from refsgd.runtimes.transports.transport import anonymous
 from refsgd.runtimes.transports.wire import WireError
 
 LARGE = 1 << 16  # bytes; below, a copy through the ring costs less than a block

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any
 
 from refsgd.runtimes.transports.blocks import Pools
-from refsgd.runtimes.transports.transport import Transport
-from refsgd.runtimes.transports.waking import Waiter, WakeUp, anonymous
+from refsgd.runtimes.transports.transport import Transport, Waiter, WakeUp, anonymous
 from refsgd.runtimes.transports.wire import Frame, Incoming, Outgoing, decoder, encode
 
 # measured best at 4 kB to 45 MB a message: smaller ones stall, larger ones leave the cache

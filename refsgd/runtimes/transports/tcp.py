@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from refsgd.runtimes.transports.transport import Transport
-from refsgd.runtimes.transports.waking import Waiter, WakeUp, anonymous
+from refsgd.runtimes.transports.transport import Transport, Waiter, WakeUp, anonymous
 from refsgd.runtimes.transports.wire import (
     LARGEST_PAYLOAD,
     Frame,
