@@ -47,12 +47,11 @@ class Processors:
 
     def begin(self, program: Hashable, now: float, work: float) -> float:
         """Begin to compute, which slows the others down; returns when the program ends."""
-        for end, (until, other) in list(self._ends()):
+        for end, other in list(self._ends()):
             if end > now:
                 break
             self._ended[other] = end
-            self._now, self._level = end, until
-            del self._here[0]
+            self._now, self._level = end, self._here.pop(0).until
         self._level = self._level + (now - self._now) / self._slowness(len(self._here)) if self._here else 0.0
         self._now = now
         self._ended.pop(program, None)
@@ -63,19 +62,19 @@ class Processors:
         """When the program's latest work ends or has ended, unless others begin."""
         if program in self._ended:
             return self._ended[program]
-        return next(end for end, share in self._ends() if share.program == program)
+        return next(end for end, who in self._ends() if who == program)
 
     def _slowness(self, programs: int) -> float:
         """The factor by which each of some programs is slower than one alone."""
         return max(1.0, programs / self.cores) * self._crowding[min(programs, len(self._crowding)) - 1]
 
-    def _ends(self) -> Iterator[tuple[float, _Share]]:
-        """The end of each program, unless others begin."""
+    def _ends(self) -> Iterator[tuple[float, Hashable]]:
+        """The end of each program, in order, unless others begin."""
         now, level = self._now, self._level
         for k, share in enumerate(self._here):
             now += max(0.0, share.until - level) * self._slowness(len(self._here) - k)
             level = share.until
-            yield now, share
+            yield now, share.program
 
 
 class Loaded(Processors):
@@ -96,11 +95,8 @@ class Loaded(Processors):
         self._left[program] = now, work
         return self.due(program)
 
-    def due(self, program: Hashable) -> float:
-        """When the program's latest work ends or has ended, unless others begin."""
-        if program in self._ended:
-            return self._ended[program]
-        return next(end for end, who in self._until(math.inf, dict(self._left)) if who == program)
+    def _ends(self) -> Iterator[tuple[float, Hashable]]:
+        return self._until(math.inf, dict(self._left))
 
     def _until(self, now: float, left: Left) -> Iterator[tuple[float, Hashable]]:
         """The programs that end by then, and when, unless others begin; removes them from `left`."""

@@ -115,8 +115,9 @@ class Problem:
         [2, 2, 2]
         """
         chain, found = self.blocks, []
+        costs = chain.costs
         for first, end in pairwise([0, *chain.cut(stages, cut), len(chain.blocks)]):
-            blocks, share = chain.blocks[first:end], sum(chain.costs[first:end])
+            blocks, share = chain.blocks[first:end], sum(costs[first:end])
             x0 = self.x0[blocks[0].part.start:blocks[-1].part.stop]
             found.append(Stage(x0, share, blocks, self.x0.nbytes, self.images, self.work,
                                None if first else chain.inputs,
@@ -332,12 +333,6 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     evaluated, samples = _evaluation(data, net, evaluate), _samples(data, net, evaluate)
     held = getattr(data, "validation", None)
 
-    def loss(x: Array) -> float:
-        return float(evaluated(x, "train")[0])
-
-    def accuracy(x: Array, part: str) -> float:
-        return float(evaluated(x, part)[1])
-
     def sampled(most: int) -> Callable[[Array], float]:
         chosen = np.random.default_rng(0).permutation(len(data.train_labels))[:most]
         sets, normed = [(data.train_images[chosen], data.train_labels[chosen])], data.train_images[:NORMED]
@@ -357,7 +352,8 @@ def classification(data: Any, net: Any, workers: int, batch: int | Sequence[int]
     # equal batches count as full, even if the data lack an image or two
     batches = shards.batches if isinstance(batch, Sequence) else shards.batches[:1]
     refusing: Any = _Priced(gradient, work, refuses=True)
-    return Problem(net.init(seed), refusing, loss, accuracy, images,
+    return Problem(net.init(seed), refusing, lambda x: evaluated(x, "train")[0],
+                   lambda x, part: evaluated(x, part)[1], images,
                    {"data": data.name, "net": net.name, "parameters": net.parameters,
                     "bytes": 4 * net.parameters, **described(batches), "workers": workers,
                     "evaluated": len(data.test_labels) + min(evaluate, len(data.train_labels)),
