@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,18 +61,13 @@ def with_groups(machine: Machine, latencies: NDArray[np.float64]) -> Machine:
     """The machine with these groups, a host for each line of the table, and the median latencies: within
     groups that of its links, and what crossing adds as that of the uplinks, of the same bandwidth."""
     groups, count = close(latencies), len(latencies)
-    same = _same(groups or [range(count)], count)
+    group = np.zeros(count, int)  # of each host
+    for g, members in enumerate(groups):
+        group[list(members)] = g
+    same = np.equal.outer(group, group)
     within = latencies[same & ~np.eye(count, dtype=bool)]
     across = float(np.median(latencies[~same])) if groups else 0.0
     near = float(np.median(within)) if within.size else 0.0
     uplink = Link(across - near, machine.bandwidth) if groups else None
     return machine.with_(hosts=machine.hosts or f"cyclic:{count}", groups=groups, uplink=uplink,
                          latency=near or across)
-
-
-def _same(groups: Sequence[Sequence[int]], count: int) -> NDArray[np.bool_]:
-    """Whether two hosts are of one group."""
-    of = np.empty(count, int)
-    for g, members in enumerate(groups):
-        of[list(members)] = g
-    return np.equal.outer(of, of)

@@ -102,9 +102,6 @@ class ShapeOnly:
             return args[0][0]
         return self if function in _SAME else _refuse(function.__name__)
 
-    def _same(self, *_: Any) -> ShapeOnly:
-        return self
-
     def _arithmetic(self, other: Any) -> ShapeOnly:
         if isinstance(other, ShapeOnly) and other.size != self.size:
             raise ValueError(f"shape-only vectors of sizes {self.size} and {other.size}; expected equal ones")
@@ -115,7 +112,7 @@ class ShapeOnly:
 
     __lt__ = __le__ = __gt__ = __ge__ = _compared
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _arithmetic
-    __neg__ = __pos__ = _same
+    __neg__ = __pos__ = copy
 
 
 def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None = None,

@@ -132,7 +132,6 @@ class ConvPoolStep(Step):
                  scratch: Scratch) -> None:
         super().__init__(source, target)
         self.conv, self.at, self.scratch = conv, at, scratch
-        self.rows, self.columns, _ = conv.output_shape(source.shape)
         self.run = conv.kernel * source.shape[2]
         self.filters = line(4 * conv.channels, conv.kernel * self.run)
         scratch.need("filters", len(self.filters) * _panelled(conv.channels))
