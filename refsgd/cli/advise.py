@@ -305,7 +305,7 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
 
 
 def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], tokens: int) -> list[str]:
-    """Print a section for each kind, in `tokens` if an image has some; the heads of omitted columns."""
+    """Print a section for each kind, in `tokens` if an image has some; return omitted columns' heads."""
     from refsgd.display.tables import Column, fitted
     from refsgd.experiment.advice.candidates import KINDS
 

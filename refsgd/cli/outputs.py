@@ -182,7 +182,7 @@ def tell(text: str, indent: int = 0) -> None:
 
 
 def lay_out(table: Callable[[int], Table], usual: int = PIPE) -> Table:
-    """Print a table as wide as the terminal, in a notebook, too, as text; and return it."""
+    """Print a table as text, in a notebook, too, as wide as the terminal, and return it."""
     from rich.console import Console
 
     wide = width() or usual

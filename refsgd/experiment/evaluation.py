@@ -108,7 +108,7 @@ def model(trace: Trace, x0: Array, moment: Moment) -> Array | None:
 
 
 def history(trace: Trace, problem: Problem, points: int) -> list[list[float]]:
-    """[seconds, updates, images, loss, test accuracy] of the model at up to `points` even moments."""
+    """[seconds, updates, images, loss, test accuracy] at up to `points` evenly spaced moments."""
     known = list(moments(trace, trace.marks("update")))
     chosen = dict[int, Moment]()
     for goal in (known[-1].span[1] * (k + 1) / points for k in range(points) if known):

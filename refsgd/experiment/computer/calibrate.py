@@ -139,7 +139,7 @@ def others() -> tuple[float, float]:
 
 
 def timed(act: Callable[[], Any], seconds: float) -> Array:
-    """Core seconds of each of the calls made within about `seconds`, without waits if the system tells."""
+    """Core seconds of each of the calls made within about `seconds`, without waiting if the system tells."""
     clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
     act()
     found: list[float] = []

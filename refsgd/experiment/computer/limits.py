@@ -132,7 +132,7 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 
 
 def check_processes(experiment: Experiment, runtime: str) -> None:
-    """Refuse more processes than a launcher has started, or this computer can start in half a minute."""
+    """Refuse more processes than a launcher has started, or this computer can hold and soon start."""
     needed = len(set(experiment.network.host.values()))
     if runtime in LAUNCHERS:
         from refsgd.runtimes.processes import mpi
