@@ -190,8 +190,9 @@ def _reached(deploy: Deploy, name: str, cases: list[Case]) -> str:
         mine = _models(deploy, own, workers, steps)
         for (rank, t), models in known.reads.items():
             if mine.complete and (never := models - mine.reads.get((rank, t), set())):
+                first = np.frombuffer(min(never), np.float32).reshape(workers, -1)
                 raise Misread(f"worker {rank} never computes gradient {t} at a model that contains "
-                              f"{_shown(never, workers)}; with {name} it does in some schedule")
+                              f"{tracers.named(first)}; with {name} it does in some schedule")
     return f"all of {name}'s are reached"
 
 
@@ -228,10 +229,6 @@ def _marks_models(deploy: Deploy, options: Mapping[str, Any]) -> bool:
     except Exception:
         return False  # the other checks say so
     return {np.shape(e.values.get("x", ())) for e in run.trace.marks("update")} == {(3,)}
-
-
-def _shown(known: set[bytes], workers: int) -> str:
-    return tracers.named(np.frombuffer(min(known), np.float32).reshape(workers, -1))
 
 
 def squares(d: int) -> Problem:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,14 +104,14 @@ def differs(found: Array, expected: Array) -> str:
 # -- algorithms with a gate ----------------------------------------------------------------------------------
 
 
-def _once(rank: int, t: int, counts: Array) -> None:
+def _once(gate: Gate, rank: int, t: int, counts: Array) -> None:
     """Each gradient counts once, with the full rate."""
     for w, c in zip(*np.nonzero((counts != 0) & (counts != 1))):
         raise Misread(f"worker {rank} computes gradient {t} at a model that contains gradient {c} of worker "
                       f"{w} {counts[w, c]:g} times; expected once, with the full learning rate")
 
 
-def _own(rank: int, t: int, counts: Array) -> None:
+def _own(gate: Gate, rank: int, t: int, counts: Array) -> None:
     """A worker reads its own updates."""
     if not counts[rank, :t].all():
         lost = int(np.argmin(counts[rank, :t] != 0))
@@ -119,28 +119,27 @@ def _own(rank: int, t: int, counts: Array) -> None:
                       "expected all its earlier ones")
 
 
-def _own_soon(deploy: Deploy, options: Mapping[str, Any]) -> str:
+def _own_soon(deploy: Deploy, gate: Gate) -> str:
     """Without a bound own updates may be late, but if messages take no time, only the last one."""
     def judge(rank: int, t: int, counts: Array) -> None:
         if t:
-            _own(rank, t - 1, counts)
+            _own(gate, rank, t - 1, counts)
 
     machine = Machine(compute="fixed(1)", speeds=(1, 0.7))  # type: ignore[arg-type]
-    simulate(deploy(traced(2, 4, judge), 2, 4, SGD(RATE), **options), machine)
+    simulate(deploy(traced(2, 4, judge), 2, 4, SGD(RATE), **gate.options), machine)
     return "are read, or all but the last"
 
 
-def _bounded(slack: float) -> Judge:
-    def judge(rank: int, t: int, counts: Array) -> None:
-        for w in range(len(counts)) if t > slack else ():
-            before = int(t - slack)
-            if not counts[w, :before].all():
-                lost = int(np.argmin(counts[w, :before] != 0))
-                raise Misread(f"worker {rank} computes gradient {t} at a model without gradient {lost} of "
-                              f"worker {w}; with a slack of {slack:g} it must wait for gradient "
-                              f"{before - 1} of every worker")
-
-    return judge
+def _bounded(gate: Gate, rank: int, t: int, counts: Array) -> None:
+    """A worker waits where it would be too far ahead."""
+    slack = gate.upper
+    for w in range(len(counts)) if t > slack else ():
+        before = int(t - slack)
+        if not counts[w, :before].all():
+            lost = int(np.argmin(counts[w, :before] != 0))
+            raise Misread(f"worker {rank} computes gradient {t} at a model without gradient {lost} of "
+                          f"worker {w}; with a slack of {slack:g} it must wait for gradient "
+                          f"{before - 1} of every worker")
 
 
 def explore_small(deploy: Deploy, options: Mapping[str, Any], workers: int, steps: int, judge: Judge,
@@ -154,14 +153,12 @@ def explore_small(deploy: Deploy, options: Mapping[str, Any], workers: int, step
         return report.runs if report.complete else report.runs + walk(small, at_end, runs=WALKS).runs
 
 
-def _all_there(workers: int) -> Callable[[Run], None]:
-    def at_end(run: Run) -> None:
-        counts = contents(final_parameters(run), workers)
-        for w, c in zip(*np.nonzero(counts != 1)):
-            raise Misread(f"the result contains gradient {c} of worker {w} {counts[w, c]:g} times; expected "
-                          "once, with the full learning rate")
-
-    return at_end
+def _all_there(workers: int, run: Run) -> None:
+    """The result contains each gradient once."""
+    counts = contents(final_parameters(run), workers)
+    for w, c in zip(*np.nonzero(counts != 1)):
+        raise Misread(f"the result contains gradient {c} of worker {w} {counts[w, c]:g} times; expected "
+                      "once, with the full learning rate")
 
 
 def three_clocks(deploy: Deploy, options: Mapping[str, Any], judge: Judge) -> None:
@@ -180,22 +177,19 @@ def nothing(*_: Any) -> None:
 def gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
     """The properties of an algorithm with these gates."""
     cases = [(gate, *sizes) for sizes in ((2, 1), (2, 2), (2, 3), THREE) for gate in gates]
-    judges: dict[str, Callable[[Gate], Judge]] = {
-        "staleness bound": lambda gate: _bounded(gate.upper), "each gradient once": lambda _: _once,
-        "own updates": lambda _: _own}
-
+    judges = {"staleness bound": _bounded, "each gradient once": _once, "own updates": _own}
     if gates[0].upper == INF:
-        judges = {"each gradient once": judges["each gradient once"]}
+        judges = {"each gradient once": _once}
 
     def read(*names: str) -> str:
         all_there, runs = "each gradient once" in names, 0
         for gate, workers, steps in cases:
             def judge(rank: int, t: int, counts: Array, gate: Gate = gate) -> None:
                 for name in names:
-                    judges[name](gate)(rank, t, counts)
+                    judges[name](gate, rank, t, counts)
 
             runs += explore_small(deploy, gate.options, workers, steps, judge,
-                                  _all_there(workers) if all_there else nothing)
+                                  partial(_all_there, workers) if all_there else nothing)
             if (workers, steps) == THREE:
                 three_clocks(deploy, gate.options, judge)
         return f"in {counted(runs, 'schedule')}"
@@ -211,7 +205,7 @@ def gated(deploy: Deploy, gates: list[Gate]) -> Iterator[Property]:
     for name in judges:
         yield name, lambda name=name: together() or read(name)  # type: ignore[misc]
     if gates[0].upper == INF:
-        yield "own updates", lambda: _own_soon(deploy, gates[0].options)
+        yield "own updates", lambda: _own_soon(deploy, gates[0])
     yield "lead of fast workers", lambda: _waits_no_longer(deploy, gates)
 
 

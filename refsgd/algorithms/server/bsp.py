@@ -112,18 +112,13 @@ def server(shard: Shard, workers: Sequence[str], steps: int, aggregation: Aggreg
     return shard.x
 
 
-def mean_of(workers: int, options: Options) -> int:
-    """The mean over all workers; refuses the sum."""
-    if options["aggregation"] == "sum":
-        raise ValueError("the sum of n gradients is already n times their mean")
-    return workers
-
-
 def facts(options: Options) -> Facts:
     """The facts for workers that push, or for leaders that push for their groups."""
-    whole = replace(SERVED, mean_of=mean_of, lost=Facts.lost, timeless=True, collects=True, formula="bsp",
-                    recursion="mean" if options["aggregation"] == "mean" else
-                    "the sum of n gradients is their mean at n times the rate: aggregation mean")
+    whole = replace(SERVED, lost=Facts.lost, timeless=True, collects=True, formula="bsp", recursion="mean")
+    if options["aggregation"] == "sum":
+        whole = replace(
+            whole, mean_of="the sum of n gradients is already n times their mean",
+            recursion="the sum of n gradients is their mean at n times the rate: aggregation mean")
     return whole if options["group"] == 1 else replace(
         whole, collective=True, leads=options["group"],
         takes=tuple(each for each in whole.takes if each != "overlap"),

@@ -59,17 +59,12 @@ def server(shard: Shard, workers: Sequence[str], pushes: int, size: int,
     return shard.x
 
 
-def gradients_per_update(workers: int, splitting: int | None) -> int:
+def mean_of(workers: int, options: Options) -> int:
     """c = floor(workers / splitting), by default 1; raises ValueError if splitting is out of range."""
-    splitting = workers if splitting is None else splitting
+    splitting: int = workers if options["splitting"] is None else options["splitting"]
     if not 1 <= splitting <= workers:
         raise ValueError(f"splitting {splitting} with {workers} workers; expected 1 to {workers}")
     return workers // splitting
-
-
-def mean_of(workers: int, options: Options) -> int:
-    """Gradients in an update."""
-    return gradients_per_update(workers, options["splitting"])
 
 
 def updates(workers: int, steps: int, options: Options) -> int:
@@ -90,4 +85,4 @@ def softsync(problem: Objective, workers: int, steps: int, sgd: SGD, servers: in
     """
     return deploy(problem, workers, steps, sgd, servers, rotated,
                   lambda shard, workers: server(shard, workers, steps * len(workers),
-                                                gradients_per_update(len(workers), splitting)))
+                                                mean_of(len(workers), {"splitting": splitting})))

@@ -90,6 +90,5 @@ def staleness_aware(problem: Objective, workers: int, steps: int, sgd: SGD, serv
     rule : {"zhang", "odena", "mishchenko"}
     """
     one_of("rule", rule, Rule)
-    return deploy(problem, workers, steps, sgd, servers, rotated,
-                  lambda shard, workers: server(shard, workers, steps * len(workers),
-                                                softsync.gradients_per_update(len(workers), splitting), rule))
+    return deploy(problem, workers, steps, sgd, servers, rotated, lambda shard, workers: server(
+        shard, workers, steps * len(workers), softsync.mean_of(len(workers), {"splitting": splitting}), rule))
