@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 from refsgd.effects import Array, Deployment, ranks, roles
 from refsgd.trace import Crashed, Run
 
-#: what can happen to a node
-KINDS = ("kill", "pause", "slow", "delay", "drop")
 POLICIES = ("stop", "continue", "shrink", "restart")
 KEEP = 8  # number of newest parameters that every node holds if the run may be halted and continued
 EXPECTED = (
@@ -29,8 +27,9 @@ _PLANNED = re.compile(rf"(?P<kind>kill|drop|pause|slow|delay) +(?P<node>{_NODE})
                       rf"( +to +(?P<to>{_NODE}))? +at +step +(?P<step>\d+)"
                       r"( +(?P<word>for|by) +(?P<amount>[0-9.]+(e-?\d+)?))?")
 _RANDOM = re.compile(r"random +(?P<count>\d+) +seed +(?P<seed>\d+)")
-# the word before the amount
-_WORDS = {"kill": None, "drop": None, "pause": "for", "slow": "by", "delay": "by"}
+#: what can happen to a node, and the word before its amount
+_WORDS = {"kill": None, "pause": "for", "slow": "by", "delay": "by", "drop": None}
+KINDS = tuple(_WORDS)
 
 
 class Fault(NamedTuple):
@@ -78,11 +77,7 @@ class Fault(NamedTuple):
 
 
 def listed(faults: Iterable[str | Fault] | str | Fault) -> list[str | Fault]:
-    """The lines of a plan; a single one may be given without a list.
-
-    >>> listed("kill worker 1 at step 3")
-    ['kill worker 1 at step 3']
-    """
+    """The lines of a plan; a single one may be given without a list."""
     lone = isinstance(faults, (str, Fault)) or not isinstance(faults, Iterable)
     lines: list[Any] = [faults] if lone else list(faults)
     for line in lines:

@@ -6,19 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from refsgd.trace import (
-    Added,
-    Chosen,
-    Computed,
-    Crashed,
-    Event,
-    Loaded,
-    Marked,
-    Polled,
-    Received,
-    Returned,
-    Sent,
-)
+from refsgd.trace import events
+from refsgd.trace.events import Event
 
 WORKS = {"gradient": "a gradient", "update": "the update", "reduction": "a reduction",
          "codec": "a codec's step", "evaluation": "the loss", "forward": "the forward pass"}
@@ -32,17 +21,17 @@ def words(event: Event) -> str:
 
 def _words(event: Event) -> str:
     match event:
-        case Sent():
+        case events.Sent():
             return f"{event.message}#{event.number} -> {event.to}"
-        case Polled(src=None):
+        case events.Polled(src=None):
             return "poll: nothing"
-        case Received() | Polled():
+        case events.Received() | events.Polled():
             return f"<- {event.message}#{event.number} {event.src}"
-        case Chosen():
+        case events.Chosen():
             return f"choose {event.option}"
-        case Computed():
+        case events.Computed():
             return event.what
-        case Returned():
+        case events.Returned():
             return "return"
     return deed(event)
 
@@ -55,28 +44,28 @@ def computed(what: str) -> str:
 def deed(event: Event) -> str:
     """What a program has done, as the rest of a sentence, e.g. ``sends Push#0 to server0``."""
     match event:
-        case Computed():
+        case events.Computed():
             return f"has computed {computed(event.what)}"
-        case Sent():
+        case events.Sent():
             return f"sends {event.message}#{event.number} to {event.to}"
-        case Polled(src=None):
+        case events.Polled(src=None):
             return "looks: nothing there"
-        case Received() | Polled():
+        case events.Received() | events.Polled():
             return f"takes {event.message}#{event.number} of {event.src}"
-        case Chosen():
+        case events.Chosen():
             return f"chooses {event.option}"
-        case Marked():
+        case events.Marked():
             return _marked(event)
-        case Loaded():
+        case events.Loaded():
             return f"reads part {event.part}"
-        case Added():
+        case events.Added():
             return f"adds to part {event.part}"
-        case Crashed():
+        case events.Crashed():
             return "dies"
     return "returns"
 
 
-def _marked(event: Marked) -> str:
+def _marked(event: events.Marked) -> str:
     said = event.values
     match event.name:
         case "update":
@@ -96,14 +85,14 @@ def _marked(event: Marked) -> str:
     return f"marks {event.name}"
 
 
-def diagram(events: Iterable[Event], nodes: Sequence[str]) -> str:
+def diagram(happened: Iterable[Event], nodes: Sequence[str]) -> str:
     """Draw one line per event, in its node's column.
 
-    >>> print(diagram([Computed(1.0, "peer1", 0, 0.0, "gradient")], ["peer0", "peer1"]))
+    >>> print(diagram([events.Computed(1.0, "peer1", 0, 0.0, "gradient")], ["peer0", "peer1"]))
     peer0 | peer1
           | gradient
     """
-    cells = [(nodes.index(e.node), words(e)) for e in events]
+    cells = [(nodes.index(e.node), words(e)) for e in happened]
     width = [max([len(n), *(len(w) for k, w in cells if k == i)]) for i, n in enumerate(nodes)]
 
     rows = [nodes, *([text if i == column else "" for i in range(len(nodes))] for column, text in cells)]

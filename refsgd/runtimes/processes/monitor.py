@@ -30,13 +30,6 @@ class Monitor:
     The processes themselves count their messages, in memory that they share with this one.  "grown" is by how
     much the most private memory exceeds the least before, at the start: it leaves out the interpreter, its
     modules, the data, and arrays in shared memory.
-
-    >>> import time
-    >>> monitor = Monitor(every=0.01)
-    >>> monitor.start({})
-    >>> time.sleep(0.1)
-    >>> monitor.stop()["launcher"]["rss_max"] > 0
-    True
     """
 
     def __init__(self, every: float = DEFAULT) -> None:

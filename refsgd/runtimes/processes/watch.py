@@ -22,11 +22,8 @@ BUSY = 10.0  # deadlines that a process may compute for, if it really does
 
 
 class Watch:
-    """Deadlines for a run without progress, a stopped process, and a launcher that was stopped itself.
-
-    The run fails after `deadline` seconds without progress; None: the larger of `PATIENCE` and `ROUNDS` times
-    the slowest round so far, and more for a process that is busy computing.
-    """
+    """Ends a run after `deadline` seconds without progress; None: the larger of `PATIENCE` and `ROUNDS` times
+    the slowest round so far, and more while a process is busy computing."""
 
     def __init__(self, launch: Launch, deadline: float | None) -> None:
         self._launch, self._strict = launch, deadline
