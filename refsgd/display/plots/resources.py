@@ -105,6 +105,6 @@ def resources_figure(results: Mapping[str, Result]) -> Figure:
                      textcoords="offset points", fontsize=9, fontweight="bold")
         top.set_ylim(bottom=0)
     key = [*((label, color, "-") for label, color in shown.values()), ("predicted peak", "black", ":")]
-    figure.legend([Line2D([], [], color=color, ls=line, lw=1) for _, color, line in key],
-                  [label for label, _, _ in key], loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(handles=[Line2D([], [], color=color, ls=line, lw=1, label=label)
+                           for label, color, line in key], loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -1,12 +1,10 @@
 """Expected loss on a quadratic after each update, and the learning rate that reaches a target first.
 
 Along an eigenvector of the Hessian with eigenvalue a, a gradient at x is a x plus noise of variance s2,
-independent of all other noise.  All workers have the same quadratic.  An algorithm that adds multiples of
-gradients maps second moments to second moments, so E[x^2] after each update is exact, and the expected loss
-is the sum of a/2 E[x^2] over eigenvectors.  The recursions of these moments are derived here.
-
-Each recursion yields E[x^2] after 0, 1, 2, ... updates.  Its arrays broadcast: eigenvectors along the last
-axis, learning rates along the one before.
+independent of all other noise, and an algorithm that adds multiples of gradients maps second moments to
+second moments (docs/explanation/staleness.md).  These recursions are derived here; each yields E[x^2] after
+0, 1, 2, ... updates.  Its arrays broadcast: eigenvectors along the last axis, learning rates along the one
+before.
 """
 
 from __future__ import annotations

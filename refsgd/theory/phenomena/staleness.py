@@ -1,9 +1,7 @@
 """Staleness of gradients at their application, in updates, and the learning rates that it allows.
 
-**A pathwise identity.**  Let every worker read the model immediately after its own update.  The staleness of
-an update is then the number of others' updates since the worker's previous one: each update adds one to the
-ages of the n-1 other workers' reads, and an age at a worker's update is a staleness.  Hence, for all speeds,
-links and queues::
+If every worker reads the model immediately after its own update, then for all speeds, links and queues
+(docs/algorithms/asp.md)::
 
     (sum of the staleness of all updates) + (ages of the reads outstanding at the end) = (n-1) x updates
 
