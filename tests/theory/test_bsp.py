@@ -42,7 +42,7 @@ def test_fixed_times_are_exact(n, k):
                                            rel=1e-12)
         run = [simulated(lambda i, t: 1.0, n, k, w, alpha, u, steps) for steps in (3, 4)]
         assert run[1] - run[0] == pytest.approx(step.value, rel=1e-9)
-        whole = iteration.bsp_run(laws, 4, servers=k, transfer=w, latency=alpha, update=update)
+        _, whole = iteration.bsp_run(laws, 4, servers=k, transfer=w, latency=alpha, update=update)
         assert whole.value == pytest.approx(run[1], rel=1e-9)
         assert sum(step.terms.values()) == pytest.approx(step.value)
 
@@ -63,7 +63,7 @@ def test_random_times(text, n, k):
     """Mean of 400 simulated iterations within 4.5 standard errors, for any K: the renewal formula."""
     law, steps, w, alpha = Distribution.parse(text), 400, 0.3, 0.02
     step = iteration.bsp([law] * n, servers=k, transfer=w, latency=alpha)
-    run = iteration.bsp_run([law] * n, steps, servers=k, transfer=w, latency=alpha).value
+    run = iteration.bsp_run([law] * n, steps, servers=k, transfer=w, latency=alpha)[1].value
     seconds = simulated(drawn(law, n, steps), n, k, w, alpha, 0.0, steps)
     assert step.kind == "numerical"
     # iterations are independent; one differs from E[max] by less than the largest draw's spread
@@ -87,7 +87,7 @@ def test_colocated(n):
         runs = [simulated(lambda i, t: 1.0, n, 1, w, alpha, 0.0, steps, colocated=True) for steps in (3, 4)]
         assert one.value == pytest.approx(runs[1] - runs[0], rel=1e-9) == pytest.approx(1 + 2 * alpha + n * w)
         assert iteration.bsp_run(fixed, 4, transfer=w, latency=alpha,
-                                 colocated=True).value == pytest.approx(runs[1], rel=1e-9)
+                                 colocated=True)[1].value == pytest.approx(runs[1], rel=1e-9)
         every = iteration.bsp(fixed, servers=n, transfer=w, latency=alpha, colocated=True)
         runs = [simulated(lambda i, t: 1.0, n, n, w, alpha, 0.0, steps, colocated=True, rotated=True)
                 for steps in (3, 4)]

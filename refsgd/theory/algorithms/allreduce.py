@@ -117,7 +117,7 @@ def allreduce(c: Setting) -> Figures:
         add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
         one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
                                "update": Distribution("fixed", (add,)), "colocated": True}
-        step, run = iteration.bsp(c.times, **one), iteration.bsp_run(c.times, c.steps, **one)
+        step, run = iteration.bsp_run(c.times, c.steps, **one)
         if c.machine.update is not None:  # each rank's own update follows the answer
             step, run = (replace(p, kind="approximation") for p in (step, run))
     elif name == "ring":

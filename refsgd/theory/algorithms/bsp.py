@@ -20,9 +20,7 @@ def bsp(c: Setting) -> Figures:
         return _figures(c, None, None, leaders * (c.pushed + c.nbytes) + 2 * (c.workers - leaders) * c.nbytes)
     if not known(c):
         return _figures(c, None, None)
-    duplex = "half" if c.one_link else "full"
-    step = iteration.bsp(c.times, **c.network, duplex=duplex)
-    run = iteration.bsp_run(c.times, c.steps, **c.network, duplex=duplex)
+    step, run = iteration.bsp_run(c.times, c.steps, **c.network, duplex="half" if c.one_link else "full")
     return _figures(c, step, run)
 
 

@@ -52,7 +52,7 @@ def _open(c: Setting) -> Figures:
 
 def _bulk(c: Setting) -> Figures:
     """Slack 0: the times of BSP, but one update per push."""
-    bulk, run = iteration.bsp(c.times, **c.network), iteration.bsp_run(c.times, c.steps, **c.network)
+    bulk, run = iteration.bsp_run(c.times, c.steps, **c.network)
     kind = weaker(bulk.kind, "exact" if c.machine.update is None else "approximation")
     held = {"slack": bulk.terms["straggling"], "straggling": 0.0}
     step = replace(bulk, kind=kind, terms={**bulk.terms, **held}, upper=None)

@@ -155,14 +155,13 @@ def bsp(times: Sequence[Distribution], *, servers: int = 1, transfer: float = 0.
 
 def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, transfer: float = 0.0,
             latency: float = 0.0, update: Distribution | None = None, colocated: bool = False,
-            duplex: str = "full") -> Prediction:
-    """Seconds of a BSP run from the common start (S_i = T_i) to the last answer, which leaves n-1 parts after
-    the first one; parameters as in `bsp`."""
-    n, k = check_count("workers", len(times)), check_count("servers", servers)
+            duplex: str = "full") -> tuple[Prediction, Prediction]:
+    """Seconds of an iteration of BSP, see `bsp`, and of a run from the common start (S_i = T_i) to the last
+    answer, which leaves n-1 parts after the first one."""
     check_count("steps", steps)
     step = bsp(times, servers=servers, transfer=transfer, latency=latency, update=update, colocated=colocated,
                duplex=duplex)
-    w, alpha, u = transfer, latency, update_mean(update)
+    n, k, w, alpha, u = len(times), servers, transfer, latency, update_mean(update)
     if colocated and k == n > 1:
         total = steps * step.value
     elif colocated:
@@ -173,8 +172,9 @@ def bsp_run(times: Sequence[Distribution], steps: int, *, servers: int = 1, tran
         total = first + (steps - 1) * step.value + u + alpha + w + (n - 1) * w / k
     terms = {"iterations": steps * step.value, "first and last": total - steps * step.value,
              **sampling(steps * step.error)}
-    return Prediction(total, "s", step.kind, terms,
-                      "first barrier + (steps - 1) iterations + last answers", step.source, step.assumptions)
+    run = Prediction(total, "s", step.kind, terms, "first barrier + (steps - 1) iterations + last answers",
+                     step.source, step.assumptions)
+    return step, run
 
 
 def alone(times: Sequence[Distribution], servers: int, transfer: float, latency: float, update: float,
