@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from refsgd.cluster import placement
 from refsgd.cluster.distributions import Distribution
@@ -115,9 +114,8 @@ def allreduce(c: Setting) -> Figures:
     level = name == "hierarchical" and not (c.machine.groups or c.one_link)
     if name == "root" and c.workers > 1 and not c.placed:  # its answers leave one by one, as in BSP
         add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
-        one: dict[str, Any] = {"transfer": c.transfer, "latency": c.machine.latency,
-                               "update": Distribution("fixed", (add,)), "colocated": True}
-        step, run = iteration.bsp_run(c.times, c.steps, **one)
+        step, run = iteration.bsp_run(c.times, c.steps, transfer=c.transfer, latency=c.machine.latency,
+                                      update=Distribution("fixed", (add,)), colocated=True)
         if c.machine.update is not None:  # each rank's own update follows the answer
             step, run = (replace(p, kind="approximation") for p in (step, run))
     elif name == "ring":
