@@ -71,6 +71,14 @@ def names(workers: int, servers: int) -> tuple[list[str], list[str]]:
     return [f"worker{i}" for i in range(workers)], [f"server{k}" for k in range(servers)]
 
 
+def some(workers: int, given: int | None, name: str) -> int:
+    """How many of the workers, by default all; raises ValueError if there are not that many."""
+    number = workers if given is None else given
+    if not 1 <= number <= workers:
+        raise ValueError(f"{name} {number} with {workers} workers; expected 1 to {workers}")
+    return number
+
+
 # -- the worker's side ---------------------------------------------------------------------------------------
 
 

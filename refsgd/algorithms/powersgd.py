@@ -55,11 +55,8 @@ def orthonormal(p: Array) -> Array:
 
 @dataclass(frozen=True)
 class PowerSGD(Rule):
-    """Each matrix M as P Q^T of some rank: one power iteration P = M Q, Q = M^T P from the last Q.
-
-    The sums over ranks of P and then of Q are those of one rank that has the sum of all M.  Vectors, and
-    matrices that are no larger than their factors, are sent whole; a vector of unknown arrays is a square.
-    """
+    """Each matrix as a product of two of some rank; vectors, and matrices that are no larger than their
+    factors, are sent whole."""
 
     rank: int
     tensors: Tensors = ()

@@ -74,14 +74,12 @@ def grade(target: str, algorithm: str | None, forbidden: Sequence[str], seconds:
         printed = submission.process.printed
     finally:
         submission.process.close()
-    return _graded(found, shown, algorithm) | {"submission": target, "as": algorithm, "printed": printed,
-                                        "seconds": round(time.monotonic() - began, 2)}
+    return _graded(target, algorithm, found, shown, printed, time.monotonic() - began)
 
 
 def refused(target: str, algorithm: str | None, why: str) -> dict[str, Any]:
     """The grade of a submission that is not there."""
-    return _graded([Finding("file", False, why)], {}, algorithm) | {
-        "submission": target, "as": algorithm, "printed": "", "seconds": 0.0}
+    return _graded(target, algorithm, [Finding("file", False, why)], {}, "", 0.0)
 
 
 def _expected(algorithm: str | None) -> list[str]:
@@ -96,7 +94,8 @@ def _parted(said: str) -> tuple[str, str]:
     return first if len(first) <= LONGEST else f"{first[:LONGEST - 4]} ...", "; ".join(parts[count:])
 
 
-def _graded(found: Sequence[Finding], shown: Mapping[str, str], algorithm: str | None) -> dict[str, Any]:
+def _graded(target: str, algorithm: str | None, found: Sequence[Finding], shown: Mapping[str, str],
+            printed: str, seconds: float) -> dict[str, Any]:
     """Points by property."""
     by_name, rows = {each.name: each for each in once(found)}, []
     for name in _expected(algorithm):
@@ -112,4 +111,5 @@ def _graded(found: Sequence[Finding], shown: Mapping[str, str], algorithm: str |
                      "details": "\n".join(filter(None, (more, details))),
                      "page": shown.get(name, "") if each.found is not None else ""})
     return {"format": "refsgd grade 1", "score": sum(r["score"] for r in rows),
-            "max_score": sum(r["max_score"] for r in rows), "properties": rows}
+            "max_score": sum(r["max_score"] for r in rows), "properties": rows, "submission": target,
+            "as": algorithm, "printed": printed, "seconds": round(seconds, 2)}

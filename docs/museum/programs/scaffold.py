@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from refsgd.algorithms.federated.clients import Stop, Trained, Work, apply, ask, combine, draw, some, stop
-from refsgd.algorithms.parts import deploy
+from refsgd.algorithms.federated.clients import Stop, Trained, Work, apply, ask, combine, draw, stop
+from refsgd.algorithms.parts import deploy, some
 from refsgd.effects import Compute, Mark, Recv, Send
 
 

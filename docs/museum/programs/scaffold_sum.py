@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from refsgd.algorithms.federated.clients import Work, apply, ask, combine, draw, some, stop
+from refsgd.algorithms.federated.clients import Work, apply, ask, combine, draw, stop
 from refsgd.algorithms.federated.scaffold import client
-from refsgd.algorithms.parts import deploy
+from refsgd.algorithms.parts import deploy, some
 
 
 def server(shard, clients, steps, period, sampled):

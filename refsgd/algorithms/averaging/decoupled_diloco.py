@@ -34,8 +34,7 @@ from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_fragments, check_outer, mixed
 from refsgd.algorithms.averaging.syncer import Done, Global, Pull, Push, Rule, syncer
 from refsgd.algorithms.facts import REPLICAS, declare, depends, one_of
-from refsgd.algorithms.federated.clients import some
-from refsgd.algorithms.parts import Objective, deploy
+from refsgd.algorithms.parts import Objective, deploy, some
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import chunks
 from refsgd.effects import Array, Compute, Deployment, Mark, Poll, Program, Send

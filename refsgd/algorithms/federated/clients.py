@@ -73,14 +73,6 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
     return x
 
 
-def some(workers: int, given: int | None, name: str) -> int:
-    """How many of the clients, by default all; raises ValueError if there are not that many."""
-    number = workers if given is None else given
-    if not 1 <= number <= workers:
-        raise ValueError(f"{name} {number} with {workers} workers; expected 1 to {workers}")
-    return number
-
-
 def draw(clients: Sequence[str], size: int) -> Program[list[str]]:
     """`size` of the clients at random, in their order; all of them, if there are no more."""
     if size >= len(clients):

@@ -37,9 +37,9 @@ from dataclasses import replace
 
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.facts import Facts, Options, declare
-from refsgd.algorithms.federated.clients import CLIENTS, Work, apply, ask, client, combine, draw, some, stop
+from refsgd.algorithms.federated.clients import CLIENTS, Work, apply, ask, client, combine, draw, stop
 from refsgd.algorithms.federated.fedopt import Name, Outer
-from refsgd.algorithms.parts import Objective, Shard, deploy
+from refsgd.algorithms.parts import Objective, Shard, deploy, some
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program
 

@@ -34,8 +34,8 @@ import numpy as np
 
 from refsgd.algorithms.facts import declare
 from refsgd.algorithms.federated.any_time import ANY_TIME, Weight, check, server
-from refsgd.algorithms.federated.clients import Trained, client, some
-from refsgd.algorithms.parts import Objective, deploy
+from refsgd.algorithms.federated.clients import Trained, client
+from refsgd.algorithms.parts import Objective, deploy, some
 from refsgd.algorithms.sgd import SGD, mean_gradient
 from refsgd.effects import Array, Deployment
 

@@ -33,9 +33,9 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.facts import declare
-from refsgd.algorithms.federated.clients import Stop, Trained, Work, apply, ask, combine, draw, some, stop
+from refsgd.algorithms.federated.clients import Stop, Trained, Work, apply, ask, combine, draw, stop
 from refsgd.algorithms.federated.fedavg import ROUNDS
-from refsgd.algorithms.parts import Objective, Shard, deploy
+from refsgd.algorithms.parts import Objective, Shard, deploy, some
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 

@@ -36,7 +36,7 @@ from collections.abc import Sequence
 
 from refsgd.algorithms.adapted import Adapted, check_interval, unless_adapted
 from refsgd.algorithms.facts import Facts, declare, depends
-from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, some
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
@@ -97,9 +97,7 @@ def larger(number: int, first: int, left: float) -> int:
 def first_half(workers: int, gradients: int | None) -> int:
     """K, by default half of the workers; raises ValueError if there are not that many."""
     size = (workers + 1) // 2 if gradients is None else gradients
-    if workers > 0 and not 1 <= size <= workers:
-        raise ValueError(f"gradients {size} with {workers} workers; expected 1 to {workers}")
-    return size
+    return some(workers, size, "gradients") if workers > 0 else size
 
 
 #: one server, which keeps gradients; how many updates there are depends on the end of the run

@@ -33,7 +33,7 @@ from contextlib import suppress
 from typing import Any
 
 from refsgd.algorithms.facts import SERVED, Options, declare
-from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, some
 from refsgd.algorithms.server import bsp
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program, RunEnded, Send
@@ -61,10 +61,7 @@ def server(shard: Shard, workers: Sequence[str], pushes: int, size: int,
 
 def mean_of(workers: int, options: Options) -> int:
     """c = floor(workers / splitting), by default 1; raises ValueError if splitting is out of range."""
-    splitting: int = workers if options["splitting"] is None else options["splitting"]
-    if not 1 <= splitting <= workers:
-        raise ValueError(f"splitting {splitting} with {workers} workers; expected 1 to {workers}")
-    return workers // splitting
+    return workers // some(workers, options["splitting"], "splitting")
 
 
 def updates(workers: int, steps: int, options: Options) -> int:
