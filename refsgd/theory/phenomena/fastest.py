@@ -1,8 +1,8 @@
 """Servers that take the gradients of the fastest workers: how many count, and how long that takes.
 
 Synchronous SGD with backup workers takes the first N of n = N + k (Chen et al. 2016).  A late worker
-*finishes* its gradient, which is dropped, and only then starts on the new model; docs/algorithms/
-backup-workers.md has the recursion h(F, Z) of a step.  For the others, workers are alike, their times
+*finishes* its gradient, which is dropped, and only then starts on the new model; the recursion h(F, Z) of a
+step is in docs/algorithms/backup-workers.md.  For the other servers, workers are alike, their times
 exponential, messages and updates free.
 """
 
