@@ -140,6 +140,12 @@ class Setting:
         """Whether all workers have the same distribution and exchange, and share only the servers."""
         return not self.placed and len(set(self.times)) == 1 and len(set(self.exchanges)) == 1
 
+    @property
+    def memoryless(self) -> bool:
+        """Whether workers are alike, exchange at no cost, and what is left of a gradient does not depend on
+        when it was begun."""
+        return self.alike and self.times[0].family == "exponential" and not any(self.exchanges)
+
     def whole(self, name: str, default: int) -> int:
         """A whole number among the options; None has the default."""
         given = self.options.get(name)

@@ -62,7 +62,7 @@ def asp(c: Setting) -> Figures:
     if c.workers == 1 or in_turn:
         out["staleness_max"] = Prediction(c.workers - 1.0, "updates", "exact", {},
                                           "n - 1: the workers take turns", staleness.SOURCE)
-    elif c.alike and c.times[0].family == "exponential" and not any(c.exchanges):
+    elif c.memoryless:
         out["staleness_max"] = staleness.geometric_maximum(c.workers, c.workers * c.steps)
     else:
         out.without(PUSHES, "staleness_max")

@@ -22,11 +22,6 @@ DUTTA = "Dutta et al. 2018"
 RINGLEADER = "Maranjyan and Richtarik 2026"
 
 
-def memoryless(c: Setting) -> bool:
-    """Whether workers are alike, and what is left of a gradient does not depend on when it was begun."""
-    return c.alike and not c.queues and not any(c.exchanges) and c.times[0].family == "exponential"
-
-
 def steady(c: Setting) -> bool:
     """Whether all updates have the same number of gradients; AdaSync's depends on the loss."""
     return math.isinf(c.options.get("interval", math.inf))
@@ -64,7 +59,7 @@ def k_async(c: Setting) -> Figures:
     c, n, size = replace(c, servers=1), c.workers, _first(c)
     if size == n or (size == 1 and steady(c)):
         return bsp(c) if size == n else asp(c)
-    if not (memoryless(c) and steady(c)):
+    if not (c.memoryless and steady(c)):
         return _waiting(c, None).without(PUSHES, "staleness_max").leave(SIMULATED, "staleness_mean")
     out = _waiting(c, (mean_of_order(c.times, size), size)).without(PUSHES, "staleness_max")
     left = asp_run(c.times, c.steps).value / (n - 1)  # of ages, at the end
@@ -80,7 +75,7 @@ def k_sync(c: Setting) -> Figures:
     if size == c.workers:
         return bsp(c)
     seconds, late = of_step(size, c.workers - size)
-    out = _waiting(c, (seconds * c.times[0].mean, size + late) if memoryless(c) and steady(c) else None)
+    out = _waiting(c, (seconds * c.times[0].mean, size + late) if c.memoryless and steady(c) else None)
     return _dropped(out)
 
 
@@ -92,7 +87,7 @@ def rennala(c: Setting) -> Figures:
         out["updates"] = count(-(-c.steps // size), "updates", "ceil(steps / B)")
         return out
     _ignoring(c, out)
-    if memoryless(c) and steady(c):
+    if c.memoryless and steady(c):
         needed = gradients_of_rennala(n, size)
         out["updates"] = approximation(n * c.steps / needed, "updates", "n steps / h(n-1, B)",
                                        "Tyurin and Richtarik 2023", {"gradients for an update": needed})
@@ -122,7 +117,7 @@ def ringmaster(c: Setting) -> Figures:
     _ignoring(c, out)
     out["staleness_max"] = Prediction(limit - 1, "updates", "bound", {}, "R - 1", "the threshold",
                                       bound="upper")
-    if memoryless(c):
+    if c.memoryless:
         share, mean = accepted(n, limit)
         source = "Maranjyan et al. 2025"
         out["updates"] = approximation(share * n * c.steps, "updates", "n steps (1 - q^R)", source,
@@ -141,7 +136,7 @@ def ringleader(c: Setting) -> Figures:
     step, run = asp(c).get("seconds_per_iteration"), None
     if step and c.together and not c.queues:
         run = replace(step, value=c.steps * step.value, terms={}, formula="steps x (E[T] + exchange)")
-    elif step and memoryless(c):
+    elif step and c.memoryless:
         mean, last = c.times[0].mean, mean_of_order(c.times, n)
         run = Prediction((c.steps - 1) * mean + last, "s", "exact",
                          {"while all compute": (c.steps - 1) * mean, "last gradients": last},
@@ -151,7 +146,7 @@ def ringleader(c: Setting) -> Figures:
     out.leave(SIMULATED, "images_per_second", "staleness_mean", "updates")
     out["staleness_max"] = Prediction(
         2.0 * n - 2, "updates", "bound", {}, "2 n - 2: one update in each round", RINGLEADER, bound="upper")
-    if memoryless(c):
+    if c.memoryless:
         rounds = c.steps / round_of_ringleader(n)
         out["updates"] = approximation(n * rounds, "updates", "n x steps / mean times in a round", RINGLEADER,
                                        {"rounds": rounds})

@@ -121,10 +121,9 @@ def _slowest(c: Setting) -> Prediction:
 
 def _chain(c: Setting, s: int) -> Prediction | None:
     """The iteration for equal exponential times without a network: E[T] / (1 - blocked share)."""
-    mean, equal = c.times[0].mean, c.alike and c.times[0].family == "exponential" and not any(c.exchanges)
-    if not equal or s >= 1000 or slack.chain_size(c.workers, s) > slack.LARGEST_CHAIN:
+    if not c.memoryless or s >= 1000 or slack.chain_size(c.workers, s) > slack.LARGEST_CHAIN:
         return None
-    blocked = slack.blocked_share(c.workers, s)
+    mean, blocked = c.times[0].mean, slack.blocked_share(c.workers, s)
     value = mean / (1 - blocked)
     return Prediction(value, "s", "exact",
                       {"compute E[T]": mean, "slack": value - mean, "blocked share": blocked},
