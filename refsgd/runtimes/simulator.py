@@ -86,6 +86,10 @@ class Simulator(Linked):
         """Perform one effect or one event of the agenda; False when the run is over."""
         return next(self._steps, False)
 
+    def step(self) -> Event | None:
+        """The next event, or None when the run is over."""
+        return next(self, None)
+
     def __iter__(self) -> Iterator[Event]:
         return self
 
