@@ -12,7 +12,7 @@ from refsgd.algorithms.allreduce import allreduce, mean
 from refsgd.algorithms.averaging import local_sgd, outer, syncer
 from refsgd.algorithms.federated import any_time, clients, fedavg
 from refsgd.algorithms.pipeline import gpipe, stages
-from refsgd.algorithms.server import mirrors, softsync, ssp_gate
+from refsgd.algorithms.server import mirrors, rollout_gate, softsync, ssp_gate
 
 
 def changed(module: ModuleType, right: str, wrong: str) -> ModuleType:
@@ -34,7 +34,7 @@ def wrong_deployment(deploy, right, wrong):
         return getattr(changed(module, right, wrong), deploy.__name__)
     source = inspect.getsource(module)
     shared = next(m for m in (any_time, stages, gpipe, mean, allreduce, replica, local_sgd, softsync, ssp_gate, mirrors, clients, fedavg,
-                              outer, syncer, parts)
+                              rollout_gate, outer, syncer, parts)
                   if m is parts or (m.__name__.rpartition(".")[2] in source and right in inspect.getsource(m)))
     if shared is mean and module is not allreduce:  # which stands between the two
         with patch.dict(sys.modules, {allreduce.__name__: _with(allreduce, mean, right, wrong)}):

@@ -40,6 +40,11 @@ def alike(period: int, done: int, most: int) -> int:
     return period
 
 
+def paced(period: int, done: int, most: int) -> int:
+    """DyLU: H steps for the client that has done the most, and in proportion for others."""
+    return max(1, period * done // most) if most else period
+
+
 def server(shard: Shard, clients: Sequence[str], steps: int, period: int, size: int, concurrency: int,
            weight: Weight, rate: float, rule: Rule,
            length: Callable[[int, int, int], int] = alike) -> Program[Array]:

@@ -24,8 +24,7 @@ not AdamW.  `vanilla` weights moves by 1/N; the authors' notebook has 1/sqrt(n),
 
 References
 ----------
-Liu et al., "Asynchronous local-SGD training for language modeling", arXiv:2401.09135, algorithms 1 to 3; all
-defaults but `period` as recalled.
+Liu et al., "Asynchronous local-SGD training for language modeling", arXiv:2401.09135; defaults as recalled.
 """
 
 from __future__ import annotations
@@ -61,11 +60,6 @@ def nesterov(x: Array, state: Any, models: Sequence[Trained], reads: Sequence[Ar
     return x + number(rate) * (move + number(share * momentum) * u), (u, total, count)
 
 
-def paced(period: int, done: int, most: int) -> int:
-    """DyLU: H steps for the client that has done the most, and in proportion for others."""
-    return max(1, period * done // most) if most else period
-
-
 def server(shard: Shard, clients: Sequence[str], steps: int, period: int, buffer: int | None, lr: float,
            momentum: float, spread: float, rule: Rule, dylu: bool) -> Program[Array]:
     """FedBuff's, with a step for each move of a client; returns the parameters, (d,)."""
@@ -74,7 +68,7 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, buffer
                    spread=spread)
     shard.state = np.zeros_like(shard.x), np.zeros_like(shard.x), 0  # velocity; moves that it lacks
     return (yield from any_time.server(shard, clients, steps, period, 1, len(clients), "constant", 1.0,
-                                      step, paced if dylu else any_time.alike))
+                                      step, any_time.paced if dylu else any_time.alike))
 
 
 def needs(options: Options, workers: int) -> dict[str, str]:

@@ -1,8 +1,6 @@
-"""What federated algorithms share: a server gives clients a model and some steps; they return what became of
-it.
+"""What federated algorithms share: clients train the models that a server gives them for some steps.
 
-A client waits until it is asked.  Its velocity is its own and is kept between its jobs, as in local SGD; the
-papers' plain SGD has none.
+A client's velocity is its own and is kept between its jobs, as in local SGD; the papers' plain SGD has none.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
            mu: float = 0.0, partial: bool = False) -> Program[Array]:
     """Train each model that comes until there is no more work; returns the last, (d,).
 
-    `mu` pulls back to the model with which a job began; of a `partial` job it takes
-    from one to all of the steps, at random (FedProx).
+    In FedProx `mu` pulls back to the job's first model, and a `partial` job has a random part of its steps.
     """
     x, v = problem.x0, sgd.start(problem.x0)
     while steps:  # else there is no message at all
@@ -84,10 +81,7 @@ def draw(clients: Sequence[str], size: int) -> Program[list[str]]:
 
 
 def ask(clients: Sequence[str], job: Work, living: list[str]) -> Program[Answers]:
-    """Give all of these clients the same work and wait for it; what they send, in their order.
-
-    A client that dies is no longer waited for, and leaves the `living`.
-    """
+    """Give these clients the same work and return what they send, in order; who dies leaves the `living`."""
     for w in clients:
         yield Send(w, job)
     found: dict[str, Trained] = {}
@@ -101,10 +95,7 @@ def ask(clients: Sequence[str], job: Work, living: list[str]) -> Program[Answers
 
 
 def combine(x: Array, state: Any, models: Sequence[Trained], images: Sequence[int]) -> tuple[Array, Any]:
-    """x plus the mean of how far the models are from it, each with a weight; of a single model itself.
-
-    With moves in place of models, clients whose model has not changed leave every bit of x.
-    """
+    """x plus the weighted mean of the moves, with every bit kept if none moved; a single model itself."""
     return models[0].x if len(models) == 1 else x + mean_move(x, models, images), state
 
 

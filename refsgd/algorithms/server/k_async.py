@@ -35,26 +35,12 @@ import math
 from collections.abc import Sequence
 
 from refsgd.algorithms.adapted import Adapted, check_interval, unless_adapted
-from refsgd.algorithms.facts import Facts, declare, depends
-from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy, some
+from refsgd.algorithms.facts import declare
+from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
+from refsgd.algorithms.server.one_server import ONE_SERVER, first_half, worker
 from refsgd.algorithms.sgd import SGD
-from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
-
-LAST = -1  # the version of a model after which no gradient is needed
-
-
-def worker(rank: int, server: str, problem: Objective, most: int) -> Program[Array]:
-    """Compute a gradient, push it, pull a model, until it is the last; returns it, (d,)."""
-    x, version = problem.x0, 0
-    for t in range(most):
-        g: Array = yield Compute(problem.gradient, x, rank, t)
-        yield Send(server, Push(g, problem.images(rank, t), version))
-        _, (x, version) = yield Recv(Model, src=server)
-        yield Mark("clock", t=t)
-        if version == LAST:
-            break
-    return x
+from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
 
 
 def server(shard: Shard, workers: Sequence[str], steps: int, adapted: Adapted, fresh: bool = False,
@@ -92,19 +78,6 @@ def server(shard: Shard, workers: Sequence[str], steps: int, adapted: Adapted, f
 def larger(number: int, first: int, left: float) -> int:
     """K, where this share of the loss is left; above n all workers, unless one may give several."""
     return max(number, math.ceil(first / math.sqrt(left)))
-
-
-def first_half(workers: int, gradients: int | None) -> int:
-    """K, by default half of the workers; raises ValueError if there are not that many."""
-    size = (workers + 1) // 2 if gradients is None else gradients
-    return some(workers, size, "gradients") if workers > 0 else size
-
-
-#: one server, which keeps gradients; how many updates there are depends on the end of the run
-ONE_SERVER = Facts(
-    because={"": "its server has the whole model: several parts would each keep gradients of other workers"},
-    mean_of=lambda workers, options: first_half(workers, options["gradients"]), updates=depends,
-    holds="pushed", collects=True, lost="the gradient that it was computing")
 
 
 def of_one_server(problem: Objective, workers: int, steps: int, sgd: SGD, size: int, interval: float,

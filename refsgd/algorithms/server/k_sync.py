@@ -29,7 +29,8 @@ import math
 from refsgd.algorithms.adapted import unless_adapted
 from refsgd.algorithms.facts import declare
 from refsgd.algorithms.parts import Objective
-from refsgd.algorithms.server.k_async import ONE_SERVER, first_half, of_one_server
+from refsgd.algorithms.server.k_async import of_one_server
+from refsgd.algorithms.server.one_server import ONE_SERVER, first_half
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 

@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from refsgd.algorithms.facts import declare
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.server import bsp
-from refsgd.algorithms.server.k_async import LAST, ONE_SERVER, worker
+from refsgd.algorithms.server.one_server import LAST, ONE_SERVER, worker
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Died, Mark, Program, Recv, Send
 
