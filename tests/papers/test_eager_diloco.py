@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from refsgd.algorithms.averaging import diloco, eager_diloco
+from refsgd.algorithms.averaging import diloco, eager_diloco, local_sgd
+from refsgd.algorithms.baselines import sequential
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
@@ -17,7 +18,8 @@ from tests.strategies import machines, seeds
 from tests.watching import RANDOM, curved, final, ragged, recorded
 from tests.wrong import wrong_deployment
 
-MODES = "eager", "delayed"
+MODES = "eager", "delayed", "whole"
+COCOD = {"period": 3, "outer_lr": 1.0, "outer_momentum": 0.0, "mode": "whole"}
 
 
 def deployed(problem, workers, steps, sgd, deploy=eager_diloco.eager_diloco, **options):
@@ -39,13 +41,14 @@ def rounds_of(problem, workers, steps, lr, machine=RANDOM, seed=0, **options):
 
 
 def check_telescoping(mode, **options):
-    """Without outer momentum a peer has all means of the rounds before, and of its last move its own share."""
+    """Without outer momentum a peer has all means of the rounds before, and of its last move its own share, all, or
+    nothing."""
     problem = ragged(3, dtype=np.float64)
     for steps in (2, 3, 6, 13):
         starts, moves, share, ends = rounds_of(problem, 3, steps, 0.125, mode=mode, **options)
         means = np.einsum("rn,rnd->rd", share, moves)
         for r in range(1, len(starts)):
-            own = share[r - 1, :, None] * moves[r - 1] * (mode == "eager")
+            own = moves[r - 1] * {"eager": share[r - 1, :, None], "whole": 1, "delayed": 0}[mode]
             assert np.allclose(starts[r], problem.x0 + 0.5 * (means[:r - 1].sum(axis=0) + own), rtol=1e-12, atol=1e-14)
         assert np.allclose(ends, problem.x0 + 0.5 * means.sum(axis=0), rtol=1e-12, atol=1e-14)
 
@@ -67,6 +70,16 @@ def test_wrong_sums_are_caught(right, wrong):
         check_telescoping("eager", deploy=wrong_deployment(eager_diloco.eager_diloco, right, wrong))
 
 
+@pytest.mark.parametrize(("right", "wrong"), [
+    ('"whole": move}', '"whole": own}'),  # eager
+    ("applied.append(direction)", "applied.append(own)"),  # of the move only the share is taken back
+    ("(0 if last else 1)", "1"),
+])
+def test_wrong_sums_of_whole_moves_are_caught(right, wrong):
+    with pytest.raises(AssertionError):
+        check_telescoping("whole", deploy=wrong_deployment(eager_diloco.eager_diloco, right, wrong))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_with_momentum_it_is_the_recursion_by_hand(mode):
     """Each peer has a velocity of its own, into which means go as they are applied."""
@@ -77,13 +90,62 @@ def test_with_momentum_it_is_the_recursion_by_hand(mode):
         for t in range(3 * r, 3 * r + 3):
             end -= lr * np.array([problem.gradient(end[i], i, t) for i in range(n)])
         move = end - x
-        own = move / n if mode == "eager" else 0 * move
+        own = move * {"eager": 1 / n, "whole": 1, "delayed": 0}[mode]
         direction, late = own + late, move.mean(axis=0) - own
         direction = direction + late * (r == 4)
         u = mu * u + direction
         x = x + 0.5 * (direction + mu * u)
     run = simulate(deployed(problem, n, 15, SGD(lr), outer_momentum=mu, mode=mode), RANDOM)
     assert np.allclose(np.array([run.values[f"peer{i}"] for i in range(n)]), x, rtol=1e-12)
+
+
+# -- CoCoD-SGD: the whole move at once, outer rate 1 ------------------------------------------------------------
+
+
+def test_whole_moves_are_cocod_sgd():
+    """Its authors' rule: the mean of the starts a round ago, and the own move since then."""
+    problem, n, lr = curved(dtype=np.float64), 4, 0.125
+    x = start = anchor = np.zeros((n, 6))
+    for r in range(5):
+        for t in range(3 * r, 3 * r + 3):
+            x = x - lr * np.array([problem.gradient(x[i], i, t) for i in range(n)])
+        x = start = anchor + (x - start)
+        anchor = np.broadcast_to(start.mean(axis=0), start.shape)  # on its way during the next round
+    run = simulate(deployed(problem, n, 15, SGD(lr), **COCOD), RANDOM)
+    assert all(np.allclose(found, anchor[0], rtol=1e-12) for found in run.values.values())
+
+
+def test_the_mean_of_cocod_has_no_delay_as_that_of_local_sgd():
+    """The mean of the starts moves by the mean move of the round, with equal shares."""
+    starts, moves, _, ends = rounds_of(curved(workers=3, dtype=np.float64), 3, 15, 0.125, **COCOD)
+    mean = starts.mean(axis=1)
+    assert np.allclose([*mean[1:], ends[0]], mean + moves.mean(axis=1), rtol=1e-11)
+    theirs = final(local_sgd.local_sgd(curved(workers=3), 3, 15, SGD(0.125), period=3))
+    assert not np.allclose(ends[0], theirs, rtol=1e-3), "whose moves are others"
+
+
+@given(machine=machines, seed=seeds, steps=st.integers(0, 9))
+def test_cocod_of_one_peer_is_sequential(machine, seed, steps):
+    problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
+    ours = final(deployed(problem, 1, steps, sgd, **COCOD), machine, seed)
+    assert np.allclose(ours, final(sequential.sequential(problem, 1, steps, sgd)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "limit"), [("whole", 1), ("eager", 3), ("delayed", 99)])
+def test_replicas_part_where_an_own_move_overshoots(mode, limit):
+    """Of b x they add their share at once, so that the distances of replicas change by -b, or -b/n for three."""
+    noise = np.array([[1.0], [2.0], [-3.0]])  # of the first step; later the minimum is common
+    for b in (0.5, 0.95, 1.05, 1.5):
+        problem, seen = recorded(Problem(np.zeros(1), lambda x, rank, t: noise[rank] if t == 0 else x, lambda x: 0.0))
+        simulate(deployed(problem, 3, 41, SGD(1.0), period=1, outer_lr=b, mode=mode), RANDOM)
+        apart = [np.ptp([x for _, t, x, _ in seen if t == k]) for k in (1, 2, 40)]
+        if mode == "delayed":
+            assert apart == [0, 0, 0]
+        else:
+            assert apart[1] == pytest.approx(apart[0] * b / limit) and (apart[2] < apart[0]) == (b < limit)
+
+
+# -- one peer, one round ---------------------------------------------------------------------------------------
 
 
 @given(machine=machines, seed=seeds, steps=st.integers(0, 9), momentum=st.sampled_from([0.0, 0.9]))
@@ -155,7 +217,7 @@ def distance(deploy, workers, b, momentum=0.0, rounds=400, **options):
 
 LIMITS = [(eager_diloco.eager_diloco, n, {"mode": "eager"}, n / (n - 1)) for n in (2, 3)] + [
     pytest.param(eager_diloco.eager_diloco, n, {"mode": "eager"}, n / (n - 1), marks=pytest.mark.slow) for n in (5, 8)] + [
-    (eager_diloco.eager_diloco, 3, {"mode": "delayed"}, 1.0), (diloco.diloco, 3, {}, 2.0)]
+    (eager_diloco.eager_diloco, 3, {"mode": "delayed"}, 1.0), (eager_diloco.eager_diloco, 3, {"mode": "whole"}, 2.0), (diloco.diloco, 3, {}, 2.0)]
 
 
 @pytest.mark.parametrize(("deploy", "workers", "options", "limit"), LIMITS)

@@ -1,7 +1,8 @@
 """Eager DiLoCo: the moves of a round are averaged during the next one, but a peer's own counts at once.
 
 The mean of a round comes one round late.  `delayed` applies all of it then; `eager` applies a peer's own
-share, 1/n of its move, at once.
+share, 1/n of its move, at once; `whole` the whole move, and later what the mean differs from it: CoCoD-SGD,
+with outer rate 1 and without momentum.
 
 Quick facts
 -----------
@@ -12,20 +13,23 @@ that exchanges | messages per peer and round: 2 (n - 1) | bytes per peer and rou
 aggregation: mean of the replicas' moves, weighted by the images of the round | graph: ring | deterministic:
 yes, whatever the schedule
 
-Without outer momentum, eager replicas differ by 1/n of their own last moves; delayed ones begin each round at
-the same point.  If an outer step takes away b of the distance to the minimum of a quadratic, DiLoCo is
-stable for b < 2, eager for b < n / (n - 1), and delayed for b < 1.
+Without outer momentum, eager replicas differ by 1/n of their own last moves, whole ones by all of them;
+delayed ones begin each round at the same point.  If an outer step takes away b of the distance to the minimum
+of a quadratic, DiLoCo is stable for b < 2, eager for b < n / (n - 1), delayed for b < 1; of `whole`, the
+mean for b < 2, but the distances between replicas only for b < 1.
 
 What differs from the paper
 ---------------------------
 The last round waits for its own mean as well, so that every move is applied exactly once; as recalled, the
 paper does not say how a run ends.  The inner optimiser is the run's rule, SGD by default, not AdamW, and
-moves are weighted by images.
+moves are weighted by images.  CoCoD-SGD averages starts, not moves: the same in exact arithmetic.
 
 References
 ----------
 Kale, Douillard and Donchev, "Eager updates for overlapped communication and computation in DiLoCo",
 arXiv:2502.12996; the outer rate 0.4 as recalled.
+Shen, Xu, Liu, Chen and Cheng, "Faster distributed deep net training: Computation and communication decoupled
+stochastic gradient descent", IJCAI 2019, arXiv:1906.12043: CoCoD-SGD.
 """
 
 from __future__ import annotations
@@ -44,7 +48,7 @@ from refsgd.algorithms.replica import Replica, deploy, peers
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, Send
 
-Mode = Literal["eager", "delayed"]
+Mode = Literal["eager", "delayed", "whole"]
 
 
 def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int, period: int, outer_lr: float,
@@ -62,7 +66,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
             move = replica.x - start
             yield Send(me, Fragment(t // period, move, tuple(images)))
             own = number(share[replica.rank]) * move / number(whole)
-            direction = own if mode == "eager" else np.zeros_like(move)
+            direction = {"eager": own, "delayed": np.zeros_like(move), "whole": move}[mode]
             applied.append(direction)
             while len(applied) > (0 if last else 1):  # the last mean has no next round
                 _, (_, mean) = yield Recv(Merged, src=me)
@@ -84,8 +88,8 @@ def eager_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, peri
     ----------
     sgd : SGD
         The inner optimiser.
-    mode : {"eager", "delayed"}
-        Whether a peer's own share of a mean is applied at once, or with the rest.
+    mode : {"eager", "delayed", "whole"}
+        What is applied at once: a peer's share of the mean, nothing, or its whole move.
     """
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)

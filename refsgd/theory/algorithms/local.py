@@ -108,7 +108,7 @@ def streaming_diloco(c: Setting) -> Figures:
         mean, u, took = mean_time(c.times), c.own[0], [e.time.value for e in exchanges]
         kind, told = weaker(*(e.time.kind for e in exchanges)), ("Douillard et al. 2025", "equal fixed times")
         gap, equal = h / fragments, h % fragments == 0 and len(set(took)) == 1
-        hidden = tau * (mean + u) if tau < gap else gap * (mean + u) + u
+        hidden = tau * (mean + u) if tau < gap or fragments == 1 else gap * (mean + u) + u
         stall = math.fsum(max(e - hidden, 0.0) for e in took)
         terms = {"compute E[T]": mean, "transfer": stall / h, "update": u + fragments * u / h}
         step = Prediction(math.fsum(terms.values()), "s", kind if equal else weaker(kind, "approximation"),
@@ -127,7 +127,7 @@ def _streamed(steps: int, h: int, tau: int, step: float, took: Sequence[float], 
     now, free, due = 0.0, 0.0, deque[tuple[int, float]]()
     for t in range(steps):
         now, last = now + step, t == steps - 1
-        for sends in (False, True) if last else (True,):
+        for sends in (False, True) if last or tau == h else (True,):
             for p, e in enumerate(took if sends else ()):
                 turn = t + 1 - h * p // len(took)
                 if last or (turn > 0 and turn % h == 0):
