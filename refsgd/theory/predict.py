@@ -25,6 +25,7 @@ from refsgd.theory.algorithms.local import (
     diloco,
     eager_diloco,
     local_sgd,
+    noloco,
     post_local,
     streaming_diloco,
 )
@@ -49,8 +50,8 @@ SERVED = _named(bsp, asp, ssp, dssp, softsync, staleness_aware, backup_workers, 
                 async_diloco)
 #: of algorithms without servers; on a flat machine each of their workers has its own host
 PEERS = _named(sequential, independent, hogwild, allreduce, dgc, zero, local_sgd, post_local, adacomm,
-               diloco, eager_diloco, streaming_diloco, gosgd, ako, adpsgd, pair_averaging, dpsgd, sgp, gpipe,
-               pipedream)
+               diloco, eager_diloco, streaming_diloco, noloco, gosgd, ako, adpsgd, pair_averaging, dpsgd, sgp,
+               gpipe, pipedream)
 ALGORITHMS = SERVED | PEERS  #: the formulas that algorithms name in their facts
 
 

@@ -1,5 +1,5 @@
 """Predictions for local SGD, post-local SGD, AdaComm and DiLoCo, eager and streaming too, whose replicas a
-ring averages periodically."""
+ring averages periodically, and for NoLoCo, whose replicas average in pairs."""
 
 from __future__ import annotations
 
@@ -120,6 +120,25 @@ def streaming_diloco(c: Setting) -> Figures:
     sent = math.fsum(k * e.total for k, e in zip(turns, exchanges, strict=True))
     out["bytes_sent"] = count(sent, "bytes", "2 (n-1) M/P x turns", turns=float(sum(turns)))
     return out
+
+
+def noloco(c: Setting) -> Figures:
+    """A peer waits for one partner at the end of a round; who has sat out, with an odd n, comes early."""
+    h = check_count("period", int(c.options.get("period", 8)))
+    rounds, sent = -(-c.steps // h), 2.0 * (c.workers // 2) * c.nbytes
+    step = run = None
+    if c.workers == 1 or (c.workers % 2 == 0 and in_step(c) and not c.placed):
+        mean, u = mean_time(c.times), c.own[0]
+        e = c.machine.latency + c.transfer if c.workers > 1 else 0.0
+        told = ("Kolehmainen et al. 2025", "equal fixed times")
+        terms = {"compute E[T]": mean, "transfer": e / h, "update": u + u / h}
+        step = Prediction(math.fsum(terms.values()), "s", "exact", terms, "T + u + (L + M/B + u)/H", *told)
+        parts = {"compute": c.steps * mean, "exchanges": rounds * e, "update": (c.steps + rounds) * u}
+        run = Prediction(math.fsum(parts.values()), "s", "exact", parts,
+                         "steps (T + u) + rounds (L + M/B + u)", *told)
+    out = figures(c, step, run, c.steps, sent / h, fresh())
+    out["bytes_sent"] = count(sent * rounds, "bytes", "2 M x pairs x rounds", rounds=float(rounds))
+    return out.without("grows with the number of peers; no formula", "clock_gap_max", "lead_max")
 
 
 def _streamed(steps: int, h: int, tau: int, step: float, took: Sequence[float], update: float) -> float:
