@@ -26,7 +26,7 @@ from tests.marks import mostly_slow
 
 #: algorithms for which one worker is not plain SGD, and why
 NOT_SEQUENTIAL = {"easgd": "there is a centre that follows the worker",
-                  **dict.fromkeys(("diloco", "eager-diloco", "streaming-diloco", "decoupled-diloco", "async-diloco"),
+                  **dict.fromkeys(("diloco", "eager-diloco", "streaming-diloco", "noloco", "decoupled-diloco", "async-diloco"),
                                   "the outer step moves beyond the inner ones"),
                   "fedasync": "the server moves only a part of the way",
                   "fedbuff": "a move is rounded",

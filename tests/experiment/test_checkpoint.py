@@ -26,7 +26,7 @@ from tests.marks import mostly_slow
 pytestmark = pytest.mark.usefixtures("few_draws_throughout")
 QUICK = Machine(compute="exponential(0.003)", latency=0.0005, bandwidth=50e6)
 SYNCHRONOUS = ("sequential", "bsp", "allreduce", "dgc", "independent", "local-sgd", "post-local", "diloco",
-               "eager-diloco", "streaming-diloco", "dpsgd", "sgp", "gpipe", "pipedream", "zero", "sandblaster",
+               "eager-diloco", "streaming-diloco", "noloco", "dpsgd", "sgp", "gpipe", "pipedream", "zero", "sandblaster",
                "strads")
 
 

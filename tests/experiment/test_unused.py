@@ -25,7 +25,7 @@ FLAGS = [
     ("reduction", 1e-5, {}), ("codec", 1e-5, {})]
 #: options with which every algorithm talks, moves and adds within a few steps
 LIVELY = {"easgd": {"period": 1}, "local-sgd": {"period": 2}, "post-local": {"period": 2, "switch": 2},
-          "diloco": {"period": 2}, "eager-diloco": {"period": 2},
+          "diloco": {"period": 2}, "eager-diloco": {"period": 2}, "noloco": {"period": 2},
           "streaming-diloco": {"period": 2, "fragments": 2}, "decoupled-diloco": {"period": 1, "fragments": 2}, "gosgd": {"p": 1.0}, "approximate": {"threshold": 0.0}}
 STAGED = ("gpipe", "pipedream")
 

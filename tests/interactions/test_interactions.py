@@ -23,7 +23,7 @@ DIALOGUE = re.compile(r"(?<=^```\{algorithm-dialogue\} )([^\n]+)\n(.*?)(?=^```$)
 #: pages whose dialogue notices a change of their section "What goes wrong if"
 NOTICED = (
     "adpsgd", "ako", "allreduce", "approximate", "asp", "backup-workers", "bsp", "consgd", "dc-asgd", "diloco",
-    "downpour", "dynsgd", "eager-diloco", "easgd", "gosgd", "gpipe", "independent", "local-sgd", "pair-averaging",
+    "downpour", "dynsgd", "eager-diloco", "easgd", "gosgd", "gpipe", "independent", "local-sgd", "noloco", "pair-averaging",
     "post-local", "softsync", "ssp", "staleness-aware", "streaming-diloco", "zero")
 #: for other pages a module, the line, or a part of it, that makes the algorithm what it is, and a wrong one
 DECISIVE = {

@@ -196,6 +196,14 @@ def test_only_the_consensus_is_late(mix):
     assert np.allclose(np.diff(start.mean(axis=1), axis=0), mix * move.mean(axis=1)[:4], rtol=1e-11)
 
 
+@pytest.mark.parametrize(("mix", "momentum"), [(0.4, 0.0), (0.4, 0.7), (0.7, 0.9), (1.0, 0.5)])
+def test_momentum_gives_back_a_part_of_what_the_pull_takes(mix, momentum):
+    """Of moves of 1 a round gains (1 - alpha)/(1 - alpha beta), with alpha = 1 - mix."""
+    ends = [final(deployed(constant(lambda rank, t: -0.25, dtype=np.float64), 3, 4 * rounds, SGD(1.0), mix=mix, outer_momentum=momentum,
+                           **OVERLAP))[0] for rounds in (150, 250)]
+    assert (ends[1] - ends[0]) / 100 == pytest.approx(mix / (1 - (1 - mix) * momentum), rel=1e-6)
+
+
 def test_without_gradients_replicas_come_together_by_the_mix():
     """Each round leaves the mix of what parts them; a mean that is a round old is as good as a new one."""
     noise = np.random.default_rng(3).standard_normal((3, 6))

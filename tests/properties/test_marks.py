@@ -29,7 +29,7 @@ def updates_of(name, node, marks):
         return 0
     if name in ("easgd", "fedavg", "scaffold", "fedbuff", "fedasync", "async-diloco", "decoupled-diloco") and node.startswith("worker"):
         return STEPS
-    return marks + {"diloco": 1, "eager-diloco": 1, "streaming-diloco": 4}.get(name, 0)  # the outer steps of the only round
+    return marks + {"diloco": 1, "eager-diloco": 1, "noloco": 1, "streaming-diloco": 4}.get(name, 0)  # the outer steps of the only round
 
 
 def hold_marks(name, deploy, **options):

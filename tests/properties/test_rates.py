@@ -104,7 +104,7 @@ CASES = [
     ("sgp", {}, of_the_worker, lambda *_: 1 / 2),
     *[(name, {}, of_the_worker, whole)
       for name in ("sequential", "gosgd", "adpsgd", "pair-averaging", "independent", "hogwild")],
-    *[(name, {"period": 2}, of_the_worker, whole) for name in ("local-sgd", "post-local", "diloco", "eager-diloco")],
+    *[(name, {"period": 2}, of_the_worker, whole) for name in ("local-sgd", "post-local", "diloco", "eager-diloco", "noloco")],
     ("streaming-diloco", {"period": 2}, of_the_worker, whole),
 ]
 CASES += [(name, {}, of_the_server, whole) for name in having(lambda facts: facts.served and facts.mean_of is ONE_WORKER)

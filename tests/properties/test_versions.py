@@ -31,7 +31,7 @@ SERVERS = [
 SERVERS += [(name, {}, 1) for name in having(lambda facts: facts.served and facts.holds == "pushed")
             if name not in {name for name, *_ in SERVERS}]
 PEERS = ["sequential", "independent", "gosgd", "adpsgd", "pair-averaging", "allreduce", "dgc", "local-sgd",
-         "post-local", "diloco", "eager-diloco", "streaming-diloco", "dpsgd", "sgp"]
+         "post-local", "diloco", "eager-diloco", "streaming-diloco", "noloco", "dpsgd", "sgp"]
 
 
 def hold_versions_of_servers(deploy, options, servers, seed=0):

@@ -132,7 +132,7 @@ if not MPI.COMM_WORLD.rank:
 """
 #: whose parameters do not depend on the schedule
 SYNCHRONOUS = {"sequential", "bsp", "allreduce", "dgc", "independent", "local-sgd", "post-local", "diloco",
-               "eager-diloco", "streaming-diloco", "dpsgd", "sgp", "gpipe", "pipedream", "zero", "sandblaster", "strads"}
+               "eager-diloco", "streaming-diloco", "noloco", "dpsgd", "sgp", "gpipe", "pipedream", "zero", "sandblaster", "strads"}
 
 
 def test_every_algorithm_runs_over_mpi():

@@ -106,7 +106,7 @@ if not mpi.world("torch").rank:
 """
 #: whose parameters do not depend on the schedule
 SYNCHRONOUS = {"sequential", "bsp", "allreduce", "dgc", "independent", "local-sgd", "post-local", "diloco",
-               "eager-diloco", "streaming-diloco", "dpsgd", "sgp", "gpipe", "pipedream", "zero", "sandblaster", "strads"}
+               "eager-diloco", "streaming-diloco", "noloco", "dpsgd", "sgp", "gpipe", "pipedream", "zero", "sandblaster", "strads"}
 
 
 @pytest.mark.parametrize("family", sorted({CATALOGUE[name].__module__.split(".")[2] for name in CATALOGUE}))

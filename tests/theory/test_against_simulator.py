@@ -211,7 +211,7 @@ def catalogue_row(name, machine, n, steps, seeds, servers=1, **options):
 
 REST = sorted({*having(lambda facts: facts.formula)} - set(DEPLOY))
 LEFT = {"backup-workers", "downpour", "dssp", "gpipe", "pipedream", "zero",
-        "k-async", "k-sync", "rennala", "ringmaster", "ringleader", "fedbuff", "fedasync", "async-diloco", "adacomm"}  # to a simulation
+        "k-async", "k-sync", "rennala", "ringmaster", "ringleader", "fedbuff", "fedasync", "async-diloco", "adacomm", "noloco"}  # to a simulation
 QUEUES = {"easgd", "downpour", "backup-workers", "pair-averaging"}  # not exact where messages queue
 
 

@@ -28,7 +28,7 @@ References
 ----------
 Kale, Douillard and Donchev, "Eager updates for overlapped communication and computation in DiLoCo",
 arXiv:2502.12996; the outer rate 0.4 as recalled.
-Shen, Xu, Liu, Chen and Cheng, "Faster distributed deep net training: Computation and communication decoupled
+Shen, Xu, Liu, Liang and Cheng, "Faster distributed deep net training: Computation and communication decoupled
 stochastic gradient descent", IJCAI 2019, arXiv:1906.12043: CoCoD-SGD.
 """
 

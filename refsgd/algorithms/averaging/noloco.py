@@ -108,7 +108,7 @@ def noloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
     pull : float
         g, >= 0; 0: starts are never pulled together.
     pairs : {"circle", "random"}
-        A tournament, or drawn anew in each round.
+        A tournament, or drawn in each round.
     """
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)
