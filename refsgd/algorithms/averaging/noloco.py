@@ -39,7 +39,7 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period, images_of
 from refsgd.algorithms.averaging.outer import check_outer, outer_step
-from refsgd.algorithms.facts import REPLICAS, declare
+from refsgd.algorithms.facts import REPLICAS, declare, one_of
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
@@ -114,7 +114,6 @@ def noloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
     check_outer(outer_lr, outer_momentum)
     if not 0 <= pull < float("inf"):
         raise ValueError(f"pull {pull}; expected a finite number >= 0")
-    if pairs not in ("circle", "random"):
-        raise ValueError(f"pairs {pairs!r}; expected circle or random")
+    one_of("pairs", pairs, Pairs)
     return deploy(problem, workers, sgd, lambda replica, names: peer(
         replica, names, problem, steps, period, outer_lr, outer_momentum, pull, pairs), survives=True)
