@@ -55,7 +55,7 @@ MORE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("allreduce", {"collective": "halving-doubling"}), ("allreduce", {"collective": "pscpu"}),
     ("easgd", {"mode": "sync"}),
     ("downpour", {"fetch_every": 3}), ("downpour", {"push_every": 2}), ("dpsgd", {"order": "atc"}),
-    ("backup-workers", {"backups": 2}),
+    ("backup-workers", {"backups": 2}), ("streaming-diloco", {"fragments": 1, "delay": 8}),
     ("dssp", {"lower": 1, "upper": 4}), ("gosgd", {"p": 1.0}), ("zero", {"stage": 1}), ("zero", {"stage": 2}),
     ("gpipe", {"passes": "1f1b"}), ("gpipe", {"micro": 8, "passes": "1f1b", "chunks": 2}), ("gpipe", {"stages": 2}),
     ("pipedream", {"stages": 2}))
