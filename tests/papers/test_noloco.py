@@ -10,7 +10,6 @@ from refsgd.algorithms.averaging.noloco import partner
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
 from refsgd.problems import Problem, integer_gradients, quadratic
-from refsgd.runtimes import faulty
 from refsgd.runtimes.errors import Deadlock
 from refsgd.runtimes.explorer import explore
 from refsgd.runtimes.faults import Fault
@@ -283,8 +282,8 @@ def test_partners_that_disagree_wait_for_ever():
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("step", range(7))
 def test_the_partners_of_a_dead_peer_sit_out_their_rounds(step, pairs):
-    run = faulty.simulate(deployed(curved(workers=4), 4, 13, SGD(0.1), pairs=pairs), RANDOM,
-                          faults=[Fault("kill", "peer2", step)], on_death="continue")
+    run = simulate(deployed(curved(workers=4), 4, 13, SGD(0.1), pairs=pairs), RANDOM,
+                   faults=[Fault("kill", "peer2", step)], on_death="continue")
     assert run.values.keys() == {"peer0", "peer1", "peer3"} and all(np.isfinite(x).all() for x in run.values.values())
     sent = [(e.node, e.to) for e in run.trace.of(Sent) if e.node != e.to]
     for i in (0, 1, 3):

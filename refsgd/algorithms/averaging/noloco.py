@@ -99,12 +99,10 @@ def noloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
 
     Parameters
     ----------
-    period : int
-        H, steps of a round, at least 1.
-    outer_lr : float
-        b, > 0.
-    outer_momentum : float
-        a, in [0, 1).
+    sgd : SGD
+        The inner optimiser.
+    outer_lr, outer_momentum : float
+        b, > 0, and a, in [0, 1).
     pull : float
         g, >= 0; 0: starts are never pulled together.
     pairs : {"circle", "random"}
