@@ -126,7 +126,9 @@ class History:
             m = Transit(other[0] if other else "", key[0], "", -1, 0, now, now, now, now)
             if answer is not None:
                 m, other = self.transit(answer), self.sender(answer)
-            elif other is not None and request is not None and request not in self.taken:
+            elif other is not None and request is not None and request not in self.taken and not (
+                    self.sent[request] == self.of[key][-1] and self.send(request).message in effect.kinds):
+                # not if both send the same and then wait: that is no question
                 self.received[other, key[0]].append(request)  # as if that happened at the end
             self.activities[key].append(Activity(since, now, "", m, other))
 

@@ -148,11 +148,12 @@ def test_replicas_part_where_an_own_move_overshoots(mode, limit):
 # -- one peer, one round ---------------------------------------------------------------------------------------
 
 
-@given(machine=machines, seed=seeds, steps=st.integers(0, 9), momentum=st.sampled_from([0.0, 0.9]))
-def test_one_peer_is_diloco_bit_for_bit(machine, seed, steps, momentum):
+@given(machine=machines, seed=seeds, steps=st.integers(0, 9), momentum=st.sampled_from([0.0, 0.9]),
+       mode=st.sampled_from(["eager", "whole"]))
+def test_one_peer_is_diloco_bit_for_bit(machine, seed, steps, momentum, mode):
     problem, sgd = curved(workers=1), SGD(0.1, 0.9, 0.01)
-    ours, theirs = (simulate(deployed(problem, 1, steps, sgd, deploy, outer_momentum=momentum), machine, seed)
-                    for deploy in (eager_diloco.eager_diloco, diloco.diloco))
+    ours, theirs = (simulate(deployed(problem, 1, steps, sgd, deploy, outer_momentum=momentum, **more), machine, seed)
+                    for deploy, more in ((eager_diloco.eager_diloco, {"mode": mode}), (diloco.diloco, {})))
     assert np.array_equal(ours.values["peer0"], theirs.values["peer0"])
 
 
