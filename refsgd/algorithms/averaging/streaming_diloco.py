@@ -19,8 +19,7 @@ What differs from the paper
 ---------------------------
 Fragments are equal slices of the vector, not groups of layers; the first turn of fragment p comes after H + H
 p/P steps, the last after the last step.  A run returns the starts, which all peers share.  The inner rule is
-the run's, not AdamW; moves are weighted by images and sent in full precision, not in 4 bits.  Overlap Local
-SGD's authors count the anchor's momentum in gradients, before the mean: the same at a constant rate.
+the run's, not AdamW; moves are weighted by images and sent in full precision, not in 4 bits.
 
 References
 ----------
