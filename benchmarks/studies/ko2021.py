@@ -55,6 +55,8 @@ FLAT = ("BSP", "ASP", "AD-PSGD")
 FALLING = ("SSP s=10", "EASGD 4", "EASGD 8", "GoSGD p=1", "GoSGD p=0.1", "GoSGD p=0.01")
 TESTED = 360  # test images of the digits
 LEAST = 2 / TESTED  # a difference of accuracy that counts
+#: columns whose accuracies are near each other, and therefore have more seeds
+NEAR = ("BSP", "ASP", "SSP s=3", "AD-PSGD")
 
 
 class Trained(NamedTuple):
@@ -71,10 +73,9 @@ class Trained(NamedTuple):
 
 def table3(lab: Lab) -> Part:
     """Table III: accuracy of seven algorithms at a fixed total number of passes."""
-    workers, seeds = ((4, 24),
-                      range(lab.seed, lab.seed + 1)) if lab.quick else (
-                          WORKERS, range(lab.seed, lab.seed + 8))
-    trained = _train(lab, list(COLUMNS), workers, seeds)
+    workers = (4, 24) if lab.quick else WORKERS
+    seeds = {c: range(lab.seed, lab.seed + (1 if lab.quick else 64 if c in NEAR else 8)) for c in COLUMNS}
+    trained = _train(lab, workers, seeds)
     columns = list(COLUMNS)[:10]
     panels = [Panel("ours", "workers", "test accuracy",
                     {c: [(n, trained.mean(c, n)) for n in workers] for c in columns}),
@@ -84,7 +85,8 @@ def table3(lab: Lab) -> Part:
     accuracies = [x for found in trained.accuracy.values() for x in found]
     return Part("table3", "Accuracy of seven algorithms", "Table III", _accuracies(trained.accuracy, workers),
                 claims, panels, note=(
-        f"The net tiny on the digits, {len(seeds)} seeds, {10 if lab.quick else 20} passes over all images "
+        f"The net tiny on the digits, {len(seeds['EASGD 4'])} seeds ({len(seeds['ASP'])} of {', '.join(NEAR)}, "
+        f"which are near each other), {10 if lab.quick else 20} passes over all images "
         "in total, whatever the number of workers: each of 24 sees 1/24 of them. Accuracies of this net are not comparable in size with those of ResNet-50 on "
         "ImageNet: only orders and trends are "
         "judged. The slides state neither rates nor batches. Here every gradient counts with the same rate "
@@ -95,7 +97,8 @@ def table3(lab: Lab) -> Part:
         "ASP. An order is judged by the differences on "
         "the same seeds: one counts if it is beyond its interval, of 95 % for all differences of a claim "
         "together, and more than two of the 360 test "
-        f"images. A run that diverges counts as chance, 0.1: of {len(accuracies)} runs "
+        "images. An order does not hold either where the intervals leave no room for a lead of two images."
+        f" A run that diverges counts as chance, 0.1: of {len(accuracies)} runs "
         f"{trained.diverged or 'none'} did, "
         f"and {sum(x < 0.2 for x in accuracies) - trained.diverged} ended below 0.2 without."))
 
@@ -117,8 +120,8 @@ def _orders(accuracy: Accuracies, workers: Sequence[int]) -> list[Claim]:
     """Claims that one column is above another."""
     last = workers[-1]
 
-    def order(says: str, *columns: str) -> Claim:
-        return _ordered(says, accuracy, columns, workers)
+    def order(says: str, *columns: str, or_equal: bool = False) -> Claim:
+        return _ordered(says, accuracy, columns, workers, or_equal)
 
     def at(column: str) -> str:
         return f"{np.mean(accuracy[column, last]):.3f}"
@@ -140,7 +143,7 @@ def _orders(accuracy: Accuracies, workers: Sequence[int]) -> list[Claim]:
                     "Table III", accuracy,
                     [("AD-PSGD", "SSP s=3", n) for n in workers if n >= 16],
                     [("AD-PSGD", "SSP s=3", n) for n in workers if n < 16])
-    return [order("BSP is at least as accurate as ASP, and ASP as AD-PSGD", *FLAT),
+    return [order("BSP is at least as accurate as ASP, and ASP as AD-PSGD", *FLAT, or_equal=True),
             order("ASP is above SSP with s = 3", "ASP", "SSP s=3"),
             order("SSP with s = 3 is above s = 10", "SSP s=3", "SSP s=10"),
             order("EASGD is better with period 4 than with 8", "EASGD 4", "EASGD 8"),
@@ -200,10 +203,10 @@ def _drift(trained: Trained, workers: int) -> list[Claim]:
                                      "workers")]
 
 
-def _train(lab: Lab, columns: Sequence[str], workers: Sequence[int], seeds: range) -> Trained:
-    """The runs of Table III."""
+def _train(lab: Lab, workers: Sequence[int], seeds: Mapping[str, range]) -> Trained:
+    """The runs of Table III, each column with its seeds."""
     rate, epochs = (0.02, 10) if lab.quick else (0.01, 20)
-    keys = [(c, n, s) for c in columns for n in workers for s in seeds]
+    keys = [(c, n, s) for c in seeds for n in workers for s in seeds[c]]
     trials = []
     for c, n, s in keys:
         algorithm, options = COLUMNS[c]
@@ -213,10 +216,10 @@ def _train(lab: Lab, columns: Sequence[str], workers: Sequence[int], seeds: rang
                   {"data": "digits", "workers": n, "seed": s, "lr": scaled, "epochs": epochs, "batch": 16,
                    **options}))
     found = dict(zip(keys, lab.runs(trials)))
-    cells = [(c, n) for c in columns for n in workers]
-    return Trained({cell: [found[*cell, s].accuracy for s in seeds] for cell in cells},
-                   {cell: [r.consensus_distance if (r := found[*cell, s].result) else math.nan for s in seeds]
-                    for cell in cells},
+    cells = [(c, n) for c in seeds for n in workers]
+    return Trained({(c, n): [found[c, n, s].accuracy for s in seeds[c]] for c, n in cells},
+                   {(c, n): [r.consensus_distance if (r := found[c, n, s].result) else math.nan
+                             for s in seeds[c]] for c, n in cells},
                    sum(seen.result is None for seen in found.values()))
 
 
@@ -243,11 +246,13 @@ def _difference(found: Sequence[float], other: Sequence[float], among: int = 1) 
 
 
 def _compared(says: str, where: str, accuracy: Accuracies, pairs: Sequence[Pair],
-              ties: Sequence[Pair] = ()) -> Claim:
+              ties: Sequence[Pair] = (), or_equal: bool = False) -> Claim:
     """Whether of each pair the first column is above, and of `ties` neither: by differences on the same
     seeds.
 
-    It holds if no difference that counts speaks against it and for every two columns one speaks for it.
+    It holds if no difference that counts speaks against it and for every two columns one speaks for it, or,
+    with `or_equal`, none that counts can speak against it.  It does not hold if for two columns no lead that
+    counts is possible.
     """
     every = [*pairs, *ties]
     seen = {pair: _difference(accuracy[pair[0], pair[2]], accuracy[pair[1], pair[2]], len(every))
@@ -263,12 +268,21 @@ def _compared(says: str, where: str, accuracy: Accuracies, pairs: Sequence[Pair]
         for above, below in dict.fromkeys(pair[:2] for pair in every))
     if against:
         return judged(says, where, False, f"{_named(against, seen)} ({why})")
+    if or_equal and all(mean - half > -LEAST for mean, half in seen.values()):
+        return judged(says, where, True, f"nowhere below by a difference that counts ({why})", shape=True)
     open_ = [two for two in dict.fromkeys(pair[:2] for pair in pairs)
-             if two not in {pair[:2] for pair in towards}]
+             if or_equal or two not in {pair[:2] for pair in towards}]
+    shut = [two for two in open_ if all(sum(seen[pair]) < LEAST for pair in pairs if pair[:2] == two)]
+    if shut and not or_equal:
+        return judged(says, where, False, f"no lead that counts is left to {', nor to '.join(map(_lead, shut))} ({why})")
     if open_:
-        undecided = ", nor ".join(f"of {above} over {below}" for above, below in open_)
-        return untestable(says, where, f"no difference {undecided} counts ({why})")
+        return untestable(says, where, f"no difference of {', nor of '.join(map(_lead, open_))} counts ({why})")
     return judged(says, where, True, f"decided by {_named(towards, seen)} ({why})", shape=True)
+
+
+def _lead(two: tuple[str, str]) -> str:
+    """Two columns in words."""
+    return f"{two[0]} over {two[1]}"
 
 
 def _named(pairs: Sequence[Pair], seen: Mapping[Pair, tuple[float, float]]) -> str:
@@ -280,28 +294,30 @@ def _named(pairs: Sequence[Pair], seen: Mapping[Pair, tuple[float, float]]) -> s
     return "; ".join(f"{what} at {', '.join(at)} workers" for what, at in rows.items())
 
 
-def _ordered(says: str, accuracy: Accuracies, columns: Sequence[str], workers: Sequence[int]) -> Claim:
+def _ordered(says: str, accuracy: Accuracies, columns: Sequence[str], workers: Sequence[int],
+             or_equal: bool = False) -> Claim:
     """Whether each column is above the next one."""
     return _compared(says, "Table III", accuracy,
-                     [(one, other, n) for one, other in pairwise(columns) for n in workers])
+                     [(one, other, n) for one, other in pairwise(columns) for n in workers], (), or_equal)
 
 
 def sensitivity(lab: Lab) -> Part:
     """Hyper-parameters: slack, period and moving rate, probability."""
-    n, seeds = 8, range(lab.seed, lab.seed + (1 if lab.quick else 3))
+    n, many = 8, range(lab.seed, lab.seed + (1 if lab.quick else 64))
     what = {"data": "digits", "workers": n, "lr": 0.02, "epochs": 5 if lab.quick else 10, "batch": 16}
     grid: list[tuple[str, dict[str, Any]]] = [("ssp", {"refresh": "lazy", "staleness": s})
                                               for s in (1, 3, 10)]
     grid += [("easgd", {"period": p, "alpha": a}) for p in (1, 4, 16) for a in (0.02, 0.1)]
     grid += [("gosgd", {"p": p}) for p in (1.0, 0.1, 0.01)]
-    keys = [(i, s) for i in range(len(grid)) for s in seeds]
+    seeds = [many if a == "easgd" else many[:3] for a, _ in grid]
+    keys = [(i, s) for i in range(len(grid)) for s in seeds[i]]
     found = dict(zip(keys, lab.runs([Trial(grid[i][0], {**what, **grid[i][1], "seed": s}) for i, s in keys])))
-    accuracy = [[found[i, s].accuracy for s in seeds] for i in range(len(grid))]
+    accuracy = [[found[i, s].accuracy for s in seeds[i]] for i in range(len(grid))]
     names = [f"{a} " + ", ".join(f"{k} {v:g}" for k, v in o.items() if k != "refresh") for a, o in grid]
     easgd = {(o["period"], o["alpha"]): x for x, (a, o) in zip(accuracy, grid) if a == "easgd"}
     return Part("sensitivity", "Sensitivity to hyper-parameters", "experiments on hyper-parameters",
                 [averaged(name, x) for name, x in zip(names, accuracy)], [_depends(easgd)],
-                note=f"{n} workers on the digits, {len(seeds)} seeds. The slides name this experiment "
+                note=f"{n} workers on the digits, {len(many[:3])} seeds, {len(many)} of EASGD. The slides name this experiment "
                      "without figures.")
 
 
@@ -315,6 +331,8 @@ def _depends(easgd: Mapping[tuple[int, float], Sequence[float]]) -> Claim:
             "moving rate 0.1 over 0.02": _difference(mean(1, 0.1), mean(1, 0.02), 2)}
     why = ", ".join(f"{what} {100 * d:+.1f}±{100 * half:.1f} points" for what, (d, half) in seen.items())
     open_ = [what for what, (d, half) in seen.items() if abs(d) <= max(half, LEAST)]
+    if flat := [what for what in open_ if abs(seen[what][0]) + seen[what][1] < LEAST]:
+        return judged(says, "F1", False, f"no difference that counts by {' or '.join(flat)} ({why})")
     if open_:
         return untestable(says, "F1", f"the seeds do not decide {' and '.join(open_)} ({why})")
     return judged(says, "F1", True, why, shape=True)
@@ -325,7 +343,9 @@ LEARN = """* Bounds on staleness cost no accuracy here, with one small net, one 
 * At a fixed number of passes, a method whose workers see 1/n of the images each falls with n, however often it communicates: GoSGD with p = 1
   did, and so did AD-PSGD unless its rate was multiplied by n.
 * Sending more did not help GoSGD: p = 1 is below p = 0.1 and p = 0.01, the reverse of the paper's order. Between p = 0.1 and p = 0.01 the seeds do not
-  decide, and the page says that it cannot be tested here.
+  decide.
+* Differences of a point need many seeds: eight could not order BSP, ASP, SSP with s = 3 and AD-PSGD, 64 do, and not as the paper has it. At 4 and 8
+  workers the sum of gradients at one model (BSP) is below gradients one after the other (ASP).
 * ASP is not always slowest. With one link for the server, BSP is.
 * On machines of four GPUs it matters who shares a link. Under ASP, workers on the server's machine run ahead, so the speed-up depends on
   whose end is counted. A ring crosses each machine's link once and loses nothing. Pairs of AD-PSGD share the links: at 10 Gbps it falls behind the ring.
