@@ -20,7 +20,7 @@ import numpy as np
 import threadpoolctl
 
 import refsgd
-from refsgd.experiment.computer import calibrate
+from refsgd.experiment.computer import calibrate, inside
 
 WITHIN, SECONDS = 0.15, 0.5  #: the bar; about how long a process trains
 
@@ -28,17 +28,17 @@ WITHIN, SECONDS = 0.15, 0.5  #: the bar; about how long a process trains
 def trained(net: str, batch: int) -> Callable[[], float]:
     """What trains a net in a process of its own, and gives the mean seconds of its gradients in the fastest of
     stretches as long as those of ``calibrate.measure``."""
-    built, act = calibrate.gradient_of(net, batch)
-    steps = max(12, int(SECONDS / np.median(calibrate.timed(act, 0.1))))
+    built = inside.problem_of(net, batch, 1)
+    steps = max(12, int(SECONDS / np.median(calibrate.timed(lambda: built.gradient(built.x0, 0, 0), 0.1))))
     took = multiprocessing.get_context("fork").RawArray("d", steps)  # shared with the process
 
     def gradient(x: Any, rank: int, t: int) -> Any:
         began = time.thread_time()
-        _, g = act()
+        g = built.gradient(built.x0, 0, t)
         took[t] = time.thread_time() - began
         return g
 
-    problem = refsgd.Problem(built.init(0), gradient, lambda x: 0.0)
+    problem = refsgd.Problem(built.x0, gradient, lambda x: 0.0)
 
     def run() -> float:
         refsgd.run("sequential", problem, steps=steps, lr=0.0, runtime="processes", evaluations=0,

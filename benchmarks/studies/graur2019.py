@@ -715,7 +715,7 @@ def _memory(lines: list[Line]) -> list[Claim]:
                         for n in nodes} for collects in (True, False))
     per_worker = float(memory.worker(PARAMETERS, 0.0, 128).value)
     outputs = [float(row.activation_bytes)
-               for row in nets.build("resnet50", (224, 224, 3), classes=1000).describe()]
+               for row in nets.build("resnet50", (224, 224, 3), classes=1000).leaves]
     trains = float(memory.worker(PARAMETERS, sum(outputs), 128).value)
     passes = float(memory.worker(PARAMETERS, 0.0, 128, forward_only=True,
                                  buffers=2 * 128 * max(outputs)).value)

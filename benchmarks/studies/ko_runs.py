@@ -33,7 +33,7 @@ Key = tuple[str, str, int, int]  #: algorithm, net, Gbps, workers
 def size_of(name: str) -> tuple[int, float]:
     """Parameters, and seconds of a gradient, of a net at 224 pixels."""
     built = nets.build(NETS[name], (224, 224, 3), classes=1000)
-    return built.parameters, 3 * BATCH * sum(row.flops for row in built.describe()) / RATE
+    return built.parameters, 3 * BATCH * sum(row.flops for row in built.leaves) / RATE
 
 
 def machine(gbps: int, flat: bool = False) -> Machine:

@@ -206,7 +206,7 @@ def devices(lab: Lab) -> Part:
 def crossing(net: str) -> float:
     """Batch from which two devices beat one: b c (1 - 1/2) = 2 (latency + bytes/bandwidth)."""
     built = nets.build(net, (28, 28, 1))
-    each = 3 * sum(row.flops for row in built.describe()) / FAST.rate
+    each = 3 * sum(row.flops for row in built.leaves) / FAST.rate
     return 2 * 2 * (LAUNCH + 4 * built.parameters / BUS) / each
 
 

@@ -199,20 +199,16 @@ def averaged(what: str, found: Sequence[float], paper: Value = None, formula: Va
     return Line(what, paper, formula, mean, unit=unit, half=half)
 
 
-def decided(says: str, where: str, differences: Sequence[float], because: str, least: float = 0.0) -> Claim:
+def decided(says: str, where: str, differences: Sequence[float], because: str) -> Claim:
     """A claim in shape that a difference is above zero: by its interval over seeds, by its sign where one
-    seed has to do.  It does not hold either if the interval lies below `least`, the first that counts.
+    seed has to do.
 
     Examples
     --------
     >>> [decided("a rises", "Fig. 1", d, "").verdict for d in ([0.1, 0.2, 0.15], [-0.1, 0.2, 0.15], [-0.1, -0.2, -0.15])]
     ['holds in shape', 'not testable', 'does not hold']
-    >>> decided("a rises", "Fig. 1", [-0.1, 0.2, 0.15], "", least=1).verdict
-    'does not hold'
     """
     mean, half = interval(differences)
-    if abs(mean) <= half and mean + half < least:
-        return judged(says, where, False, f"{because}: less than {least:g}, if anything")
     if abs(mean) <= half:
         return untestable(says, where, f"{because}: {len(differences)} seeds do not decide")
     return judged(says, where, mean > 0, because, shape=True)
