@@ -217,8 +217,8 @@ def problem_of(pass_: str, workers: int) -> Problem:
     def forward(x: Any, rank: int, t: int) -> Any:
         first = (t * workers + rank) * REAL_BATCH % (len(data.train_labels) - REAL_BATCH)
         part = slice(first, first + REAL_BATCH)
-        batch = data.train_images[part], data.train_labels[part]
-        [(loss, _)] = net.evaluations(np.ascontiguousarray(x), [batch], batch[0])
+        loss, _ = net.loss_and_accuracy(np.ascontiguousarray(x), data.train_images[part], data.train_labels[part],
+                                          data.train_images[part])
         return np.broadcast_to(np.float32(loss), x.shape)  # of the size of a gradient, without its memory
 
     return replace(trained, gradient=forward, work=None, layers=None, chain=None)

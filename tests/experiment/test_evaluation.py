@@ -17,7 +17,6 @@ from refsgd.problems.nn.layers import BatchNorm, Flatten, Linear
 from refsgd.problems.nn.net import Net
 from refsgd.trace import Added, Marked
 from tests.paced import as_simulated, slipped
-from tests.problems.passes import loss_and_accuracy
 
 SPEEDS = (1, 1, 1, 0.25)
 COMMON = quadratic(workers=1)  # without noise, and with one minimum for all workers
@@ -160,4 +159,4 @@ def test_a_figure_of_a_sample_says_so_wherever_it_is_shown(train, partial, held,
     assert [samples.get("test", "") in text and ("(the first" in text) == ("test" in samples) for text in shown] == [True] * 2
     for part in ("train", "test") if not samples else ():
         images, labels = getattr(data, f"{part}_images"), getattr(data, f"{part}_labels")
-        assert problem.accuracy(problem.x0, part) == loss_and_accuracy(net, problem.x0, images, labels, data.train_images)[1]
+        assert problem.accuracy(problem.x0, part) == net.loss_and_accuracy(problem.x0, images, labels, data.train_images)[1]

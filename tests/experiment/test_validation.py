@@ -11,7 +11,6 @@ from refsgd.experiment.result import Result
 from refsgd.problems.data import DataError, load
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.net import Net
-from tests.problems.passes import loss_and_accuracy
 
 
 def test_training_and_validation_are_all_training_images_once():
@@ -60,6 +59,6 @@ def test_sets_evaluated_together_are_those_evaluated_alone():
     sets = [(data.train_images[:70], data.train_labels[:70]), (data.test_images[:9], data.test_labels[:9]),
             (data.test_images[:0], data.test_labels[:0])]
     sample = data.train_images[:30]
-    assert net.evaluations(x, sets, sample) == [loss_and_accuracy(net, x, *each, sample) for each in sets]
+    assert net.evaluations(x, sets, sample) == [net.loss_and_accuracy(x, *each, sample) for each in sets]
     other = np.roll(sample, 1, axis=3)
     assert net.evaluations(x, sets, other)[0] != net.evaluations(x, sets, sample)[0]

@@ -9,11 +9,6 @@ def layered(net, images, labels, key=None):
     return LayerByLayer(len(net.parts), net.layer_by_layer(images, labels, key))
 
 
-def loss_and_accuracy(net, x, images, labels, sample=None):
-    """Of one set of images."""
-    return net.evaluations(x, [(images, labels)], sample)[0]
-
-
 def forward(gradient, x, slices):
     for k, part in enumerate(slices):
         gradient.forward(k, x[part])

@@ -207,10 +207,18 @@ class Net:
         run(steps, b, Frame(x.ctypes.data - first, g.ctypes.data - first, key=key))
         return g
 
+    def loss_and_accuracy(
+        self, x: Array, images: Array, labels: Array, sample: Array | None = None
+    ) -> tuple[float, float]:
+        """Mean loss and share of images classified correctly, forward only; both 0.0 for no images.
+
+        Batch norm takes its statistics from ``sample``, or from the first 500 of ``images``.
+        """
+        return self.evaluations(x, [(images, labels)], sample)[0]
+
     def evaluations(self, x: Array, sets: Sequence[tuple[Array, Array]],
                     sample: Array | None = None) -> list[tuple[float, float]]:
-        """Mean loss and share of images classified correctly, for several sets of images and labels; both are
-        0.0 for no images.  Batch norm takes its statistics once, from ``sample`` or the first 500 images."""
+        """`loss_and_accuracy` of several sets of images, for which batch norm takes its statistics once."""
         sets = [self._checked(x, *each) for each in sets]
         if sample is None:
             sample = sets[0][0][:500]
@@ -237,7 +245,7 @@ class Net:
         return found
 
     def _evaluated(self, p: list[Any], images: Array, labels: Array) -> tuple[float, float]:
-        """The loss and accuracy of a set from the layers' numpy definitions."""
+        """`loss_and_accuracy` from the layers' numpy definitions."""
         loss, right = 0.0, 0
         for k in range(0, len(images), _CHUNK):
             z, _ = forward(self.layers, p, images[k:k + _CHUNK])

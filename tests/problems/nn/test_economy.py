@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from refsgd.problems.nn import nets
-from tests.problems.passes import layered, loss_and_accuracy
+from tests.problems.passes import layered
 
 
 def batch(net, b, seed=0):
@@ -46,7 +46,7 @@ def test_a_step_allocates_its_gradient_and_nothing_else(name):
     x = net.init(0)
     images, labels = batch(net, 8)
     net.gradient(x, images, labels)
-    loss_and_accuracy(net, x, images, labels)
+    net.loss_and_accuracy(x, images, labels)
 
     def below(most, task):  # in one of three attempts: Python itself may allocate now and then
         return any(peak(task, warm=True)[1] < most for _ in range(3))
@@ -54,7 +54,7 @@ def test_a_step_allocates_its_gradient_and_nothing_else(name):
     own = 4_000  # Python's numbers and views
     assert below(x.nbytes + own, lambda: net.gradient(x, images, labels))
     assert below(x.nbytes + own, lambda: net.gradient(x, images[:5], labels[:5]))
-    assert below(own, lambda: loss_and_accuracy(net, x, images, labels))
+    assert below(own, lambda: net.loss_and_accuracy(x, images, labels))
 
 
 @pytest.mark.parametrize("name", ["tiny", "shallow", "resnet18:16", "vgg16:16"])
@@ -127,7 +127,7 @@ def test_an_evaluation_keeps_no_activations():
     net = nets.build("vgg16:16")
     x, (images, labels) = net.init(0), batch(net, 256)
     net.compile()
-    _, most = peak(lambda: loss_and_accuracy(nets.build("vgg16:16"), x, images, labels))
+    _, most = peak(lambda: nets.build("vgg16:16").loss_and_accuracy(x, images, labels))
     rows = net.leaves
     kept = sum(row.activation_bytes for row in rows)
     chunk = 64

@@ -22,7 +22,6 @@ from refsgd.problems.nn.layers import (
     Tanh,
 )
 from refsgd.problems.nn.net import Net
-from tests.problems.passes import loss_and_accuracy
 
 # Relative to what was added up. A float32 sum of K numbers errs by some sqrt(K) half units in the last place;
 # the longest here is that of a filter's gradient over 9 images of 15 x 15 positions, and what it sums is
@@ -134,7 +133,7 @@ def distance(net, b, seed):
     images = random.standard_normal((b, *net.input_shape)).astype(np.float32)
     labels = random.integers(0, net.classes, b)
     loss, g = net.gradient(x, images, labels)
-    assert loss_and_accuracy(net, x, images, labels)[0] == pytest.approx(loss, rel=1e-6)
+    assert net.loss_and_accuracy(x, images, labels)[0] == pytest.approx(loss, rel=1e-6)
     wanted_loss, wanted = net.reference_gradient(x.astype(np.float64), images, labels)
     rounded_loss, rounded = net.reference_gradient(x, images, labels)
     errors = (
@@ -240,7 +239,7 @@ def test_steps_that_share_memory_leave_what_others_need(layers):
     assert loss == pytest.approx(wanted_loss, rel=1e-6)
     assert np.abs(g - wanted).max() < 2e-6 * np.abs(wanted).max()
     wanted_loss, _ = net.reference_gradient(x.astype(np.float64), images, labels)
-    assert loss_and_accuracy(net, x, images, labels)[0] == pytest.approx(wanted_loss, rel=1e-6)
+    assert net.loss_and_accuracy(x, images, labels)[0] == pytest.approx(wanted_loss, rel=1e-6)
 
 
 def test_a_net_whose_last_layer_flattens_is_evaluated_within_its_memory():
@@ -249,7 +248,7 @@ def test_a_net_whose_last_layer_flattens_is_evaluated_within_its_memory():
     with net._planned(keep=False) as plan:
         plan.reserve(64)
         assert plan.output.gradient.data.size >= 64 * 500
-    loss, _ = loss_and_accuracy(net, net.init(0), images, np.zeros(64, int))
+    loss, _ = net.loss_and_accuracy(net.init(0), images, np.zeros(64, int))
     assert loss == pytest.approx(net.gradient(net.init(0), images, np.zeros(64, int))[0])
 
 
@@ -278,7 +277,7 @@ def test_nan_is_not_hidden_by_relu_or_pooling():
     net = Net("small", [Conv(4, 3), Relu(), Conv(4, 1), Relu(), MaxPool(), Flatten(), Linear(3)], (6, 6, 2))
     images = np.zeros((1, 6, 6, 2), np.float32)
     images[0, 3, 3, 0] = np.nan
-    assert np.isnan(loss_and_accuracy(net, net.init(0), images, np.zeros(1, int))[0])
+    assert np.isnan(net.loss_and_accuracy(net.init(0), images, np.zeros(1, int))[0])
 
 
 @pytest.mark.parametrize("pixel", range(9))
@@ -286,7 +285,7 @@ def test_nan_is_the_largest_of_a_window_wherever_it_stands(pixel):
     net = Net("pooled", [MaxPool(3, 1), Flatten(), Linear(2)], (3, 3, 1))
     images = np.ones((1, 3, 3, 1), np.float32)
     images.flat[pixel] = np.nan
-    assert np.isnan(loss_and_accuracy(net, net.init(0), images, np.zeros(1, int))[0])
+    assert np.isnan(net.loss_and_accuracy(net.init(0), images, np.zeros(1, int))[0])
 
 
 def test_the_gradient_at_the_label_keeps_its_digits_where_the_net_is_confident():

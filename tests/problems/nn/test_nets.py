@@ -11,7 +11,6 @@ from refsgd.problems import data
 from refsgd.problems.nn import nets
 from refsgd.problems.nn.layers import Conv, Flatten, Linear, MaxPool
 from refsgd.problems.nn.net import Net
-from tests.problems.passes import loss_and_accuracy
 
 
 def batch(net, b, seed=0):
@@ -91,7 +90,7 @@ def test_the_same_bits_whatever_was_computed_before(name):
     x = fresh.init(0)
     for b in (5, 300, 1, 64) if name in FAST else (5, 9):
         used.gradient(x * np.float32(2), *batch(used, b, b))
-        loss_and_accuracy(used, x, *batch(used, 7))
+        used.loss_and_accuracy(x, *batch(used, 7))
         images, labels = batch(fresh, b, 99)
         loss, g = nets.build(name).gradient(x, images, labels)
         again, h = used.gradient(x, images, labels)
@@ -109,7 +108,7 @@ def test_no_images_have_no_gradient():
     net = nets.build("tiny")
     loss, g = net.gradient(net.init(0), *batch(net, 0))
     assert loss == 0.0 and not g.any()
-    assert loss_and_accuracy(net, net.init(0), *batch(net, 0)) == (0.0, 0.0)
+    assert net.loss_and_accuracy(net.init(0), *batch(net, 0)) == (0.0, 0.0)
 
 
 def test_a_gradient_is_a_new_array_and_x_may_be_read_only():
@@ -150,7 +149,7 @@ def test_loss_and_accuracy_count_what_the_definition_counts():
     net = nets.build("tiny")
     x = net.init(0)
     images, labels = batch(net, 333)
-    loss, accuracy = loss_and_accuracy(net, x, images, labels)
+    loss, accuracy = net.loss_and_accuracy(x, images, labels)
     assert loss == pytest.approx(net.gradient(x, images, labels)[0])
     assert 0.02 < accuracy < 0.3
     assert accuracy * 333 == pytest.approx(round(accuracy * 333))
@@ -162,21 +161,21 @@ def test_an_evaluation_of_a_batch_finds_the_loss_of_its_gradient(name):
     x = net.init(0)
     for b in (5, 9, 3):
         images, labels = batch(net, b)
-        assert loss_and_accuracy(net, x, images, labels)[0] == net.gradient(x, images, labels)[0]
+        assert net.loss_and_accuracy(x, images, labels)[0] == net.gradient(x, images, labels)[0]
 
 
 def test_evaluation_takes_the_statistics_of_a_sample():
     net = nets.build("resnet18:2", (8, 8, 1))
     x = net.init(0)
     images, labels = batch(net, 40)
-    assert loss_and_accuracy(net, x, images,
+    assert net.loss_and_accuracy(x, images,
                                  labels)[0] == pytest.approx(net.gradient(x, images, labels)[0], rel=1e-6)
     sample, _ = batch(net, 64, seed=1)
-    whole = loss_and_accuracy(net, x, images, labels, sample)[0]
-    parts = [loss_and_accuracy(net, x, images[k : k + 10], labels[k : k + 10], sample)[0]
+    whole = net.loss_and_accuracy(x, images, labels, sample)[0]
+    parts = [net.loss_and_accuracy(x, images[k : k + 10], labels[k : k + 10], sample)[0]
              for k in range(0, 40, 10)]
     assert whole == pytest.approx(np.mean(parts), rel=1e-6)
-    assert whole != loss_and_accuracy(net, x, images, labels)[0]
+    assert whole != net.loss_and_accuracy(x, images, labels)[0]
 
 
 def test_numbers_that_are_not_finite_are_named():
@@ -268,12 +267,12 @@ def test_without_numba_a_net_computes_with_its_definitions(name, monkeypatch):
     random = np.random.default_rng(3)
     images, labels = random.standard_normal((9, *net.input_shape), np.float32), random.integers(0, 10, 9)
     x = net.init(0)
-    fast, tested = net.gradient(x, images, labels), loss_and_accuracy(net, x, images, labels, images[:5])
+    fast, tested = net.gradient(x, images, labels), net.loss_and_accuracy(x, images, labels, images[:5])
     monkeypatch.setattr(nets.kernel_cache, "has_kernels", lambda: False)
     loss, g = other.gradient(x, images, labels)
     assert g.dtype == np.float32 and loss == pytest.approx(fast[0], rel=1e-5)
     np.testing.assert_allclose(g, fast[1], atol=1e-4 * np.abs(g).max())
-    assert loss_and_accuracy(other, x, images, labels, images[:5]) == pytest.approx(tested, rel=1e-4)
+    assert other.loss_and_accuracy(x, images, labels, images[:5]) == pytest.approx(tested, rel=1e-4)
     assert not nets.needs_compiling()
 
 
@@ -299,14 +298,14 @@ def train(net, images, labels, epochs, batch_size, lr, momentum=0.9, seed=0):
 def test_tiny_learns_the_digits():
     net, digits = nets.build("tiny"), data.load("digits")
     x = train(net, digits.train_images, digits.train_labels, epochs=5, batch_size=16, lr=0.02)
-    assert loss_and_accuracy(net, x, digits.test_images, digits.test_labels)[1] >= 0.95
+    assert net.loss_and_accuracy(x, digits.test_images, digits.test_labels)[1] >= 0.95
 
 
 @pytest.mark.slow
 def test_tiny_learns_the_digits_better_with_patience():
     net, digits = nets.build("tiny"), data.load("digits")
     x = train(net, digits.train_images, digits.train_labels, epochs=20, batch_size=16, lr=0.01)
-    assert loss_and_accuracy(net, x, digits.test_images, digits.test_labels)[1] >= 0.97
+    assert net.loss_and_accuracy(x, digits.test_images, digits.test_labels)[1] >= 0.97
 
 
 def loaded(name):
@@ -321,7 +320,7 @@ def loaded(name):
 def test_shallow_learns_mnist(epochs, least):
     net, mnist = nets.build("shallow"), loaded("mnist")
     x = train(net, mnist.train_images, mnist.train_labels, epochs, batch_size=32, lr=0.01)
-    assert loss_and_accuracy(net, x, mnist.test_images, mnist.test_labels)[1] >= least
+    assert net.loss_and_accuracy(x, mnist.test_images, mnist.test_labels)[1] >= least
 
 
 @pytest.mark.long
@@ -334,5 +333,5 @@ def test_resnet18_learns_cifar10():
     x = train(net, images, labels, epochs=20, batch_size=64, lr=0.05)
     assert time.process_time() - start < 20 * 60
     sample = images[:500]
-    assert loss_and_accuracy(net, x, images, labels, sample)[1] > 0.95
-    assert loss_and_accuracy(net, x, cifar.test_images, cifar.test_labels, sample)[1] > 0.55
+    assert net.loss_and_accuracy(x, images, labels, sample)[1] > 0.95
+    assert net.loss_and_accuracy(x, cifar.test_images, cifar.test_labels, sample)[1] > 0.55
