@@ -9,5 +9,7 @@ fragments : int
 outer_lr : float
     > 0.
 outer_momentum : float
-    In [0, 1), Nesterov's.
+    In [0, 1).
+form : {"nesterov", "heavy-ball"}
+    Of the outer step's momentum; without this option it is Nesterov's.
 """

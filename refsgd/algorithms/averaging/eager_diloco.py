@@ -1,8 +1,8 @@
 """Eager DiLoCo: the moves of a round are averaged during the next one, but a peer's own counts at once.
 
 The mean of a round comes one round late.  `delayed` applies all of it then; `eager` applies a peer's own
-share, 1/n of its move, at once; `whole` the whole move, and later what the mean differs from it: CoCoD-SGD,
-with outer rate 1 and without momentum.
+share, 1/n of its move, at once; `whole` its whole move, and later the difference to the mean: CoCoD-SGD, with
+outer rate 1 and without momentum.
 
 Quick facts
 -----------
@@ -15,8 +15,8 @@ yes, whatever the schedule
 
 Without outer momentum, eager replicas differ by 1/n of their own last moves, whole ones by all of them;
 delayed ones begin each round at the same point.  If an outer step takes away b of the distance to the minimum
-of a quadratic, DiLoCo is stable for b < 2, eager for b < n / (n - 1), delayed for b < 1; of `whole`, the
-mean for b < 2, but the distances between replicas only for b < 1.
+of a quadratic, DiLoCo is stable for b < 2, eager for b < n / (n - 1), delayed for b < 1; with `whole` the
+mean is for b < 2, but the distances between replicas only for b < 1.
 
 What differs from the paper
 ---------------------------

@@ -1,8 +1,8 @@
 """Elastic averaging SGD (EASGD): each worker trains its own replica, tied to a centre by an elastic force.
 
-Replica and centre, which is the result, apply the same force e every `period` iterations: with ``async`` each
-worker by itself, with ``sync`` all with the same centre, which then moves by the sum of the n forces: (1 -
-beta) center + beta mean(x_i) with beta = n alpha.  With momentum it is EAMSGD (Nesterov's form).
+A replica and the centre, which is the result, apply the same force e every `period` iterations: with
+``async`` each worker by itself, with ``sync`` all with the same centre, which moves by the sum of the forces
+to (1 - beta) center + beta mean(x_i) with beta = n alpha.  With momentum it is EAMSGD (Nesterov's form).
 
 Quick facts
 -----------

@@ -44,8 +44,8 @@ def images_of(problem: Objective, workers: int, begin: int, end: int) -> list[in
 
 
 def mean_move(rank: int, names: Sequence[str], move: Array, images: Sequence[int]) -> Program[Array]:
-    """All-reduce the moves d_j of the replicas over b_j examples each: ``sum_j b_j d_j / sum_j b_j``, of the
-    same bits at every peer."""
+    """All-reduce the moves d_j of the replicas over b_j examples each: ``sum_j b_j d_j / sum_j b_j``, with
+    the same bits at every peer."""
     share, whole = weights(images)
     number = move.dtype.type
     total: Array = yield from ring_allreduce(rank, names, number(share[rank]) * move)

@@ -50,7 +50,7 @@ def client(rank: int, server: str, problem: Objective, sgd: SGD, steps: int,
            mu: float = 0.0, partial: bool = False) -> Program[Array]:
     """Train each model that comes until there is no more work; returns the last, (d,).
 
-    In FedProx `mu` pulls back to the job's first model, and a `partial` job has a random part of its steps.
+    In FedProx `mu` pulls back to the model that came, and a `partial` job has a random number of its steps.
     """
     x, v = problem.x0, sgd.start(problem.x0)
     while steps:  # else there is no message at all
@@ -81,7 +81,8 @@ def draw(clients: Sequence[str], size: int) -> Program[list[str]]:
 
 
 def ask(clients: Sequence[str], job: Work, living: list[str]) -> Program[Answers]:
-    """Give these clients the same work and return what they send, in order; who dies leaves the `living`."""
+    """Give these clients the same work; returns what they send, in order.  A client that dies is no longer
+    waited for, and is removed from `living`."""
     for w in clients:
         yield Send(w, job)
     found: dict[str, Trained] = {}
@@ -95,7 +96,8 @@ def ask(clients: Sequence[str], job: Work, living: list[str]) -> Program[Answers
 
 
 def combine(x: Array, state: Any, models: Sequence[Trained], images: Sequence[int]) -> tuple[Array, Any]:
-    """x plus the weighted mean of the moves, with every bit kept if none moved; a single model itself."""
+    """x plus the weighted mean of the models' moves from it, which keeps every bit of x if none has moved; a
+    single model itself."""
     return models[0].x if len(models) == 1 else x + mean_move(x, models, images), state
 
 

@@ -1,7 +1,7 @@
 """SCAFFOLD: FedAvg whose clients correct each gradient, so that they do not drift.
 
-Each client remembers its own mean gradient c_i, the server the mean c of all c_i, and a client steps along g
-- c_i + c, so that the fixed point is the optimum for every H.
+Each client remembers its own mean gradient c_i, the server the mean c of all c_i.  A client steps along
+g - c_i + c, so that the fixed point is the optimum for every H.
 
 Quick facts
 -----------

@@ -1,7 +1,7 @@
 """Ako: in each iteration send every peer another partition of the gradients, summed since it last went.
 
-Its own gradients move a replica at once.  They are summed in partitions; iteration t sends partition t mod p
-to all other peers, which add it to their next gradient.
+A peer's gradients move its own replica at once.  They are also summed in partitions: iteration t sends
+partition t mod p to all other peers, which add it to their next gradient.
 
 Quick facts
 -----------

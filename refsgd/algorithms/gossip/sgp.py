@@ -1,8 +1,8 @@
 """Stochastic gradient push (SGP): push half to one peer per step, with a weight that corrects the mean.
 
 x is only a numerator, a weight w travels with it, and the model is z = x / w.  All parts of a split are kept
-or sent, so the sums of all x and of all w are conserved.  On the one-peer exponential graph peer i sends to i
-+ 2^k, k = 0, 1, ... in turn, and with n = 2^k peers log2 n steps give the exact average of all.
+or sent, so the sums of all x and of all w are conserved.  On the one-peer exponential graph peer i sends to
+i + 2^k, k = 0, 1, ... in turn, and with n = 2^k peers log2 n steps give the exact average of all.
 
 Quick facts
 -----------

@@ -1,8 +1,8 @@
 """Asynchronous reinforcement learning: actors draw samples with a policy up to some versions old.
 
 Actors begin rollouts of later batches up to `ahead` versions early: SSP's bound, on samples instead of
-clocks.  It bounds staleness only if samples are used in the order of their numbers.  Sample k has the key (k
-mod n, k div n), in whichever actor: `ahead` = 0 and B = n have the bits of BSP.
+clocks.  It bounds staleness only if samples are used in the order of their numbers.  Sample k has the key
+(k mod n, k div n), in whichever actor: `ahead` = 0 and B = n have the bits of BSP.
 
 Quick facts
 -----------
