@@ -59,8 +59,10 @@ def check(name: str, facts: Facts | None, exchange: Exchange, problem: Problem, 
         raise Usage(f"{', '.join(said)} with a problem that does not declare its layers; expected one with "
                     "layers=..., see refsgd.problems.layers")
     if exchange.layout == "equal":
-        for option in (name for name in ("balance", "priority") if name in said):
-            raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or chunks:BYTES")
+        for option in ("balance", "priority"):
+            if option in said:
+                raise Usage(f"{option} {said[option]} with layout equal; expected layout layers, or "
+                            "chunks:BYTES")
     if facts and "balance" in said and servers == 1:
         raise Usage(f"balance {exchange.balance} with one server, which has all parts; expected servers 2 or "
                     "more")
