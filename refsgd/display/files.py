@@ -26,8 +26,8 @@ def save(path: str | Path, content: str | bytes | Figure) -> None:
     A temporary file replaces the output file once it is complete, so that none is left incomplete.  A link is
     kept, and its target replaced; to a device or a pipe the bytes are written.
     """
-    target, beside = Path(os.path.realpath(path)), replaceable(path)
     try:
+        target, beside = Path(os.path.realpath(path)), replaceable(path)
         with tempfile.TemporaryDirectory(dir=target.parent if beside else None, prefix=".refsgd-") as folder:
             temporary = Path(folder) / f"output{Path(path).suffix}"
             if isinstance(content, str):  # a file name in it need not be UTF-8
