@@ -305,7 +305,8 @@ def _show(found: Advice, args: argparse.Namespace, asked: str) -> None:
 
 
 def _table(strategies: Sequence[Strategy], base: Strategy, findings: Sequence[str], tokens: int) -> list[str]:
-    """Print a section for each kind, in `tokens` if an image has some; return omitted columns' heads."""
+    """Print a section for each kind, with tokens in place of images if there are `tokens`; returns the heads
+    of omitted columns."""
     from refsgd.display.tables import Column, fitted
     from refsgd.experiment.advice.candidates import KINDS
 

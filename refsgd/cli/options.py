@@ -99,7 +99,7 @@ def add_flag(group: argparse._ActionsContainer, name: str, kind: Any, **how: Any
 
 def add_flags(group: argparse._ActionsContainer, owner: Any, names: Iterable[str], says: Mapping[str, str],
               **kinds: Any) -> None:
-    """Add flags of parameters with what is said of them and the types of their owner, or other `kinds`."""
+    """Add flags of parameters with their owner's types, or other `kinds`, and what its documentation says."""
     hints = typing.get_type_hints(owner)
     for name in names:
         add_flag(group, name, kinds.get(name, hints[name]), help=says.get(name))

@@ -39,7 +39,7 @@ OUTPUTS = ("json", "plot", "save", "trace", "record", "player", "page", "written
 class Standard(io.FileIO):
     """A standard stream that drops what cannot be written: a full disk ends no command before its files."""
 
-    failure: OSError | None = None  #: the first
+    failure: OSError | None = None  #: the first error
 
     def write(self, data: Any) -> int:
         """Write bytes to the stream's descriptor."""
@@ -89,7 +89,8 @@ def failure() -> OSError | None:
 
 def deliver(files: Iterable[tuple[str | None, Callable[[], str | bytes | Figure]]],
             talk: Callable[[], object] = lambda: None) -> None:
-    """Write the requested files, then print the text of "-" or what `talk` prints; raise errors last."""
+    """Write the requested files, then print the text of "-" or what `talk` prints; an output that fails keeps
+    no other from being written, and the first error is raised at the end."""
     failed, wanted = list[Exception](), [(path, make) for path, make in files if path]
     for path, make in sorted(wanted, key=lambda each: each[0] == "-"):
         try:
@@ -182,7 +183,7 @@ def tell(text: str, indent: int = 0) -> None:
 
 
 def lay_out(table: Callable[[int], Table], usual: int = PIPE) -> Table:
-    """Print a table as text, in a notebook, too, as wide as the terminal, and return it."""
+    """Print a table as wide as the terminal, also in a notebook as text, and return it."""
     from rich.console import Console
 
     wide = width() or usual

@@ -173,7 +173,7 @@ def prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], 
 
 def _evaluated(experiment: Experiment, real: Experiment, runtime: str, warmup: int,
                monitor: bool | float) -> Result:
-    """The result of one run, of the experiment that stands for it in real time."""
+    """The result of one run, of the experiment or of the `real` one that stands for it in real time."""
     run, used = watched(real, runtime, monitor, lambda start: perform(real, runtime, on_start=start))
     result = evaluate(experiment, runtime, run, warmup=warmup)
     return replace(result, measured=result.measured | used)

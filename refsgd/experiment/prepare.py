@@ -342,7 +342,7 @@ class Training:
 
 def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Sequence[str] = (),
             **arguments: Any) -> Experiment:
-    """Check all arguments and build an experiment, to which each `stated` field of the machine matters."""
+    """Check all arguments and build an experiment; each `stated` field of the machine must change it."""
     name, function = deployment_function(algorithm)
     known = catalogue_name(function)
     text = known or (algorithm if isinstance(algorithm, str) else "")

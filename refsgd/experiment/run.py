@@ -340,7 +340,7 @@ def _reproduced(record: str | Path, data: Record) -> Result:
         warnings.warn(f"{record}: {cut}; this replays {done} of {data.size} steps", stacklevel=3)
         servers = [node for node in finished.trace.nodes if not finished.trace.is_worker(node)]
         holders = servers or finished.trace.workers
-        if not finished.values.keys() >= set(holders):
+        if not finished.values.keys() >= set(holders):  # there is nothing to evaluate but the start
             finished = Run(finished.trace, {holders[0]: experiment.problem.x0})
     else:
         finished = replaying.replay(experiment.deploy, data.steps)

@@ -44,8 +44,8 @@ def log_softmax(x: Array) -> Array:
 
 def bandit(arms: int = 10, batch: int | Sequence[int] = 16, noise: float = 0.1, seed: int = 0,
            baseline: float | None = None) -> Problem:
-    """A bandit whose arms, at least 2, have the rewards 0, 1/(arms - 1), ..., 1 in a drawn order, plus noise
-    of this standard deviation; `batch` is the choices of a rollout, or of each worker's.
+    """A bandit whose arms, at least 2, have the rewards 0, 1/(arms - 1), ..., 1 in a drawn order, with noise
+    of standard deviation `noise`; `batch` is the number of choices in a rollout, or in each worker's.
 
     The order is drawn from `seed`, choices and noise from (seed, rank, t).  `baseline` is subtracted from all
     rewards, by default the mean reward of the rollout.

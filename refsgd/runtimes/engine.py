@@ -389,7 +389,7 @@ class Engine:
         self.ready = task, RunEnded()
 
     def stuck(self, tasks: Iterable[Task]) -> str:
-        """After which deaths and where programs wait that no message can reach, for errors."""
+        """The rest of an error: after which deaths, and where programs wait that no message can reach."""
         return programs.stuck([(t.node, programs.line_of(t.program), programs.describe(t.effect)
                                 + programs.unread(t.mailbox.envelopes)) for t in tasks], self.dead)
 

@@ -114,16 +114,16 @@ def in_words(error: BaseException) -> str:
 
 
 def stuck(waiting: Sequence[tuple[str, str, str]], dead: Sequence[str]) -> str:
-    """After which deaths and where nodes wait that no message can reach, and for what, for errors.
+    """The rest of an error: after which deaths, and where and for what nodes wait that no message can reach.
 
     If some wait in programs of a user, these come first, and the others without a line of the library.
     """
     theirs = [each for each in waiting if each[1].startswith(LIBRARY)]
     own = [each for each in waiting if each not in theirs]
     said = [f"{node} at {place} waits for {what}" for node, place, what in own or theirs]
-    after = f" after the death of {', '.join(dead)}: " if dead else ": "
-    return after + "; ".join([*said, *(f"{node} in the library's {place.rpartition(' ')[2]} waits for {what}"
-                               for node, place, what in theirs if own)])
+    said += [f"{node} in the library's {place.rpartition(' ')[2]} waits for {what}"
+             for node, place, what in theirs if own]
+    return (f" after the death of {', '.join(dead)}: " if dead else ": ") + "; ".join(said)
 
 
 def unread(letters: Sequence[Any]) -> str:

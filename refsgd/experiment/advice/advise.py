@@ -211,7 +211,7 @@ def _cases(machine: Machine, batches: Sequence[int], q: Question) -> list[Case]:
 
 
 def _swapped(s: Strategy, q: Question) -> Strategy:
-    """The strategy if what exceeds the memory comes and goes in each iteration, while nothing else does."""
+    """The strategy if what exceeds the memory comes and goes in each iteration, while all else waits."""
     over = s.needs - (inf if q.memory_limit is None else q.memory_limit)
     if not q.swap or over <= 0 or not s.metrics:
         return s

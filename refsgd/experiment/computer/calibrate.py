@@ -139,7 +139,7 @@ def others() -> tuple[float, float]:
 
 
 def timed(act: Callable[[], Any], seconds: float) -> Array:
-    """Core seconds of each of the calls made within about `seconds`, without waiting if the system tells."""
+    """Core seconds of each call within about `seconds`, without waits for a core if the system tells them."""
     clock = time.thread_time if time.get_clock_info("thread_time").resolution < 1e-5 else time.perf_counter
     act()
     found: list[float] = []
@@ -234,7 +234,7 @@ def calibrate(nets: Sequence[str] = NETS, batches: Sequence[int] = BATCHES,
         points, varies, excess = measure(nets, batches)
         fixed, per_byte = updates(used)
         times, crowd = inside.between_gradients(run(ALONE, *inside.SHORT, 1)), crowded(nets[-1], batch, cores)
-        short = Distribution("empirical", tuple(
+        short = Distribution("empirical", tuple(  # the time of the short net's gradient
             (np.array(inside.noise([times]).parameters) * times.mean()).tolist()))
         codec = inside.codec_price(run(inside.CODED, nets[-1], batch, few),
                                    inside.problem_of(nets[-1], batch, few).x0.size, crowd)

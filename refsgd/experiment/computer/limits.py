@@ -132,7 +132,7 @@ def gradient_seconds(problem: Problem) -> tuple[float, float]:
 
 
 def check_processes(experiment: Experiment, runtime: str) -> None:
-    """Refuse more processes than a launcher has started, or this computer can hold and soon start."""
+    """Refuse more processes than a launcher has started, or than this computer can start soon and hold."""
     needed = len(set(experiment.network.host.values()))
     if runtime in LAUNCHERS:
         from refsgd.runtimes.processes import mpi
@@ -150,7 +150,7 @@ def check_processes(experiment: Experiment, runtime: str) -> None:
 
 
 def check_pace(experiment: Experiment) -> None:
-    """Refuse a pace for which gradients need more cores than there are; warn of one that comes close."""
+    """Refuse a pace that needs more cores than there are; warn if it nearly does, and of short times."""
     mean = experiment.seconds
     if not experiment.steps or not mean:
         return

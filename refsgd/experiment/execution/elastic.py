@@ -1,7 +1,7 @@
 """Elastic restart: after a worker dies, continue with the survivors (`shrink`) or all workers (`restart`).
 
 When all survivors wait for the dead node, they are halted, and the next attempt is a fresh deployment of the
-same algorithm, which continues from their newest parameters (docs/faults).
+same algorithm, which continues from their newest parameters (docs/faults.md).
 """
 
 from __future__ import annotations

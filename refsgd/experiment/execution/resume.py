@@ -58,7 +58,7 @@ def stored(place: str | Path) -> list[Record]:
 
 
 def ready(folder: str | Path, continued: bool, runtime: str) -> int:
-    """Create the folder of a checkpoint; it belongs to this run until the descriptor is closed."""
+    """Create the folder of a checkpoint, or refuse it; it is this run's until the descriptor is closed."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise Usage(f"checkpoint {folder}; expected a folder")

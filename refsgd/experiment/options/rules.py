@@ -19,7 +19,8 @@ OPTIMISERS: dict[str, tuple[type[SGD], float]] = {"sgd": (SGD, 0.15), "adam": (A
                                                   "lars": (LARS, 10.0)}
 
 def together(name: str, facts: Facts, options: Mapping[str, Any], workers: int, begins: bool) -> int:
-    """How many workers' gradients an update is the mean of; refuses none, and one where a run `begins`."""
+    """How many workers' gradients an update is the mean of; refuses an algorithm without such a mean, and a
+    mean of one where a run `begins`."""
     try:
         if not callable(facts.mean_of):
             raise ValueError(facts.mean_of)

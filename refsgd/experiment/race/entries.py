@@ -81,7 +81,7 @@ class Entry:
         return self.passes * self.pace
 
     def band(self, times: Sequence[float]) -> Array:
-        """Deciles 1, 5 and 9 of the runs' values at times, (3, len(times)); ended runs keep their last."""
+        """Deciles 1, 5 and 9 of the runs' values at times, (3, len(times)); an ended run keeps its last."""
         each = [np.interp(times, [p.seconds for p in heat.points], np.log(np.clip(np.nan_to_num(
             [p.value for p in heat.points], nan=EXPLODED), 1e-30, EXPLODED))) for heat in self.heats]
         return np.asarray(np.exp(np.quantile(each, (0.1, 0.5, 0.9), axis=0)))

@@ -261,7 +261,8 @@ class _Field:
         return found
 
     def announced(self, log: runs.Log, budget: float | None, jobs: int, say: Say | None) -> float:
-        """The number of runs, if the budget allows the time that some first ones suggest."""
+        """Make some first runs and say how long the race takes by them; returns the expected number of runs,
+        or refuses a race above the budget."""
         plan, e = self.plan, self.largest.turn.experiment
         self.largest.value(e.problem.gradient(e.problem.x0, 0, 0))  # loads kernels
         took = []

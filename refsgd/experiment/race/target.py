@@ -75,7 +75,7 @@ class Target:
         return value <= self.value if self.metric == "loss" else value >= self.value
 
     def between(self, before: float, after: float) -> float:
-        """The share of the way from one value to another at which the target lies, by a loss's logarithm.
+        """The share of the way from one value to another at which the target lies, in logarithms for a loss.
 
         >>> round(Target("loss", 0.1).between(0.2, 0.05), 12)
         0.5

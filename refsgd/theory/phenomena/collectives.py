@@ -117,8 +117,8 @@ def _power(n: int) -> tuple[int, int, int]:
 def halving_doubling(n: int, m: float, link: Link) -> Exchange:
     """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
 
-    The first 2 (n-q) ranks fold in pairs before and unfold after.  In other cases it is a lower bound,
-    up to 13 % low for n <= 32, because ranks that do not fold are ahead and occupy a late rank's link.
+    The first 2 (n-q) ranks fold in pairs before and unfold after.  Otherwise it is a lower bound, up to 13 %
+    low for n <= 32, because ranks that do not fold are ahead, and their messages occupy a late rank's link.
     """
     q, log, f = _power(n)
     half = (q - 1) / q
