@@ -131,7 +131,8 @@ def to_target(experiment: Experiment, target: Target, value: Callable[[Array], f
                     return Heat(*found, points, "reached")
                 last = points[-1].value
                 if not math.isfinite(last) or (target.metric == "loss" and last > EXPLODED):
-                    raise FloatingPointError
+                    why = "diverged"
+                    break
                 if gradients >= most:
                     break
     except FloatingPointError:
