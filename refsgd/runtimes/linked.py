@@ -39,8 +39,8 @@ class Linked(Engine):
 
     def __init__(self, deployment: Deployment, machine: Machine, seed: int, observe: int | None, keep: int,
                  here: str | None = None, groups: GroupLinks | None = None) -> None:
-        self.machine, self.network, self._groups = machine, (network := Network(machine, deployment)), groups
-        self.host = network.host
+        network = Network(machine, deployment)
+        self.machine, self.network, self.host, self._groups = machine, network, network.host, groups
         super().__init__(deployment, [name for name in deployment if here in (None, self.host[name])],
                          observe, keep)
         priced, loads = prices.of_nodes(machine, deployment), prices.loads(machine, deployment)
