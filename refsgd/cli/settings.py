@@ -108,7 +108,8 @@ def _asked(args: argparse.Namespace) -> tuple[list[Offer], dict[str, tuple[float
 
 
 def chosen(tried: Sequence[Setting]) -> list[Setting]:
-    """Of each kind, or with a race of all, the settings that no other beats in both time and price."""
+    """Of each kind, or with a race of all, the settings that no other beats in both time and price; without
+    prices the fastest."""
     raced, found = [s for s in tried if isfinite(s.found.to_target)], list[Setting]()
     kinds = dict.fromkeys(s.found.kind for s in tried)
     for group in [raced] if raced else [[s for s in tried if s.found.kind is kind] for kind in kinds]:

@@ -2,7 +2,7 @@
 
 A schedule is the list of picks, so it can be replayed, shrunk and printed.  Not every order is offered: a
 program alone on its node continues until it needs another node, because computing and sending commute with
-everything else; a message for which such a program waits by its source is delivered immediately, because
+everything else; a message is delivered immediately if such a program waits for exactly this source, because
 nothing can race with it; and a `Died` arrives only while a program waits for one.
 """
 

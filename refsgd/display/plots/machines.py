@@ -24,8 +24,8 @@ LEVEL = {"inside a host": GREEN, "between hosts": "#444444", "between groups": P
 
 
 def machine_figure(machine: Machine, deployment: Deployment) -> Figure:
-    """Hosts, groups, links and their speeds, in inches; if there are many hosts or groups, the first ones and
-    the last."""
+    """Hosts, groups, links and their speeds; if there are many hosts or groups, the first ones and the last.
+    All positions are in inches."""
     network = Network(machine, deployment)
     grouped = members(network)
     groups = _ends(list(grouped), GROUPS)

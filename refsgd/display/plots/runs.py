@@ -1,4 +1,4 @@
-"""Plots that compare results, by their names in the legend: accuracy, idle time, throughput, formulas, ..."""
+"""Plots that compare results, given by their names in the legend, and formulas with runs."""
 
 from __future__ import annotations
 

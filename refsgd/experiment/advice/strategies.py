@@ -250,7 +250,8 @@ def _where(e: Experiment, servers: int) -> str:
 
 
 def _memory(found: Figures, activations: float, beside: object, copies: float) -> dict[str, float]:
-    """Bytes of the fullest node, by what a framework keeps; beside `copies`, numbers have 2 bytes."""
+    """Bytes of the fullest node, by what a framework keeps; with `copies` in single precision, other
+    numbers take 2 bytes."""
     held: list[dict[str, float]] = []
     for name in ("memory_worker", "memory_stage", "memory_server"):
         if name not in found:

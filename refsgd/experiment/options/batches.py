@@ -45,7 +45,7 @@ def weights_of(batch: Batch, workers: int) -> list[int]:
 
 
 def shares(batch: str, workers: int, machine: Machine) -> list[int]:
-    """The total of ``auto:TOTAL:LEAST..MOST`` divided by speed, each share within the bounds and not 0."""
+    """The total of ``auto:TOTAL:LEAST..MOST`` in shares by speed, each within the bounds and not 0."""
     number, _, bounds = batch.removeprefix("auto:").partition(":")
     low, apart, high = bounds.partition("..")
     if bounds and not apart:
