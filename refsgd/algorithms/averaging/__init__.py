@@ -9,7 +9,7 @@ fragments : int
 outer_lr : float
     > 0.
 outer_momentum : float
-    In [0, 1).
+    In [0, 1), by default Nesterov's.
 form : {"nesterov", "heavy-ball"}
-    Of the outer step's momentum; without this option it is Nesterov's.
+    Of the outer momentum.
 """

@@ -126,7 +126,7 @@ class Shards:
 
 
 def concentration(how: str) -> float | None:
-    """The alpha of ``dirichlet:ALPHA``; None for ``iid`` and ``by-label``."""
+    """The alpha of ``dirichlet:ALPHA``; None for ``iid`` and ``by-label``; raises ValueError on others."""
     if how in ("iid", "by-label"):
         return None
     name, _, value = how.partition(":")
@@ -140,12 +140,13 @@ def concentration(how: str) -> float | None:
 
 
 def mixed(labels: Any, parts: Sequence[int], alpha: float, seed: int) -> Indices:
-    """Images worker by worker, `parts` of them, with classes in proportions from a Dirichlet distribution.
+    """Images, (N,), worker by worker, `parts` of them with sum N, whose classes, by `labels`, (N,), are in
+    proportions from a Dirichlet distribution.
 
     Each worker draws its proportions around those of the data and its images accordingly, none of them twice;
     what is left of the proportions counts once a class has run out (Hsu, Qi and Brown, "Measuring the effects
     of non-identical data distribution for federated visual classification", arXiv:1909.06335, section 3).
-    With `alpha` towards 0 a worker has one class, towards infinity all have the same.
+    With `alpha`, > 0, towards 0 a worker has one class, towards infinity all have the same.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_MIXTURE,)))
     _, which, counts = np.unique(labels, return_inverse=True, return_counts=True)
