@@ -242,6 +242,23 @@ def test_starts_stay_together_up_to_the_limit(n, a):
     assert found[0.9][-1] < 1e-6 * found[0.9][0] and found[1.1][-1] > 1e4 * found[1.1][0]
 
 
+def growth(n, a, g):
+    """Of distances between starts and between velocities, in one turn of a circle."""
+    turn = np.kron(np.eye(2), np.eye(n) - 1 / n)
+    for r in range(n - 1 + n % 2):
+        pulled = g / 2 * (np.eye(n) - np.eye(n)[[partner(i, n, r, "circle") for i in range(n)]])
+        turn = np.block([[np.eye(n) - pulled, a * np.eye(n)], [-pulled, a * np.eye(n)]]) @ turn
+    return max(abs(np.linalg.eigvals(turn)))
+
+
+@pytest.mark.parametrize(("n", "a", "most"), [(4, 0.5, 2.33), (5, 0.5, 0.59), (6, 0.5, 1.25), (7, 0.5, 0.46), (8, 0.5, 0.83), (16, 0.5, 0.45),
+                                              (5, 0.0, 2.0), (8, 0.0, 2.0)])
+def test_in_a_circle_the_limit_is_another(n, a, most):
+    assert growth(n, a, 0.98 * most) < 1 < growth(n, a, 1.02 * most)
+    v = spread(n, 60, outer_momentum=a, pull=1.0)
+    assert (v[-1] < 0.1 * v[0]) == (most > 1) and (v[-1] > 10 * v[0]) == (most < 1)
+
+
 def test_without_momentum_the_variance_halves_in_each_round():
     v = spread(64, 8, outer_momentum=0.0, pull=1.0, pairs="random")
     assert v[1:] / v[:-1] == pytest.approx([1 - 64 / 63 / 2] * 6, abs=0.08)

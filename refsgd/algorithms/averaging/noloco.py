@@ -16,7 +16,8 @@ two moves, weighted by the images of the round | graph: other pairs in each roun
 whatever the schedule
 
 The pulls of a pair cancel, so the mean of all starts takes the steps of DiLoCo with a heavy ball, along the
-same moves, whatever the pairs.  In a large random crowd starts stay together for 0 < g < 2 (1 - a^2).
+same moves, whatever the pairs.  In a large crowd with random pairs starts stay together for 0 < g < 2 (1 -
+a^2).  In a circle the limit is lower: with 8 peers or more, or an odd number, the default g is above it.
 
 What differs from the paper
 ---------------------------
