@@ -344,8 +344,8 @@ LEARN = """* Bounds on staleness cost no accuracy here, with one small net, one 
   did, and so did AD-PSGD unless its rate was multiplied by n.
 * Sending more did not help GoSGD: p = 1 is below p = 0.1 and p = 0.01, the reverse of the paper's order. Between p = 0.1 and p = 0.01 the seeds do not
   decide.
-* Differences of a point need many seeds: eight could not order BSP, ASP, SSP with s = 3 and AD-PSGD, 64 do, and not as the paper has it. At 4 and 8
-  workers the sum of gradients at one model (BSP) is below gradients one after the other (ASP).
+* Differences of a point need many seeds: eight could not order BSP, ASP, SSP with s = 3 and AD-PSGD, 64 do. ASP is above SSP, as in the paper, but AD-PSGD
+  is not below ASP, nor ASP below BSP: at 4 and 8 workers the sum of gradients at one model (BSP) is below gradients one after the other (ASP).
 * ASP is not always slowest. With one link for the server, BSP is.
 * On machines of four GPUs it matters who shares a link. Under ASP, workers on the server's machine run ahead, so the speed-up depends on
   whose end is counted. A ring crosses each machine's link once and loses nothing. Pairs of AD-PSGD share the links: at 10 Gbps it falls behind the ring.
