@@ -65,7 +65,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "form": "heavy-ball"}],
     "streaming-diloco": [{"period": 3, "fragments": 2}, {"period": 4, "fragments": 3, "delay": 0, "mix": 0.0},
                          {"period": 3, "fragments": 1, "delay": 3, "outer_lr": 1.0, "form": "heavy-ball"}],
-    "noloco": [{"period": 3}, {"period": 2, "pairs": "random", "outer_momentum": 0.0}],
+    "noloco": [{"period": 3}, {"period": 2, "pairs": "circle", "outer_momentum": 0.0}],
     "decoupled-diloco": [{"period": 2, "fragments": 2, "quorum": 2}, {"period": 1, "merge": "rda", "mix": 0.0}],
     "eager-diloco": [{"period": 3, "outer_lr": 0.5, "outer_momentum": 0.5}, {"period": 3, "mode": "delayed"},
                      {"period": 3, "mode": "whole", "outer_lr": 1.0, "outer_momentum": 0.0}],

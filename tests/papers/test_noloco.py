@@ -255,7 +255,7 @@ def growth(n, a, g):
                                               (5, 0.0, 2.0), (8, 0.0, 2.0)])
 def test_in_a_circle_the_limit_is_another(n, a, most):
     assert growth(n, a, 0.98 * most) < 1 < growth(n, a, 1.02 * most)
-    v = spread(n, 60, outer_momentum=a, pull=1.0)
+    v = spread(n, 60, outer_momentum=a, pull=1.0, pairs="circle")
     assert (v[-1] < 0.1 * v[0]) == (most > 1) and (v[-1] > 10 * v[0]) == (most < 1)
 
 
@@ -280,8 +280,8 @@ def test_the_schedule_changes_nothing(machine, seed, workers, steps, pairs):
     assert np.array_equal(x, reference) and x.dtype == np.float32
 
 
-def small(steps, deploy=noloco.noloco, workers=3):
-    return deployed(integer_gradients(d=2, workers=workers), workers, steps, SGD(0.25), deploy, period=1)
+def small(steps, deploy=noloco.noloco, workers=3, **options):
+    return deployed(integer_gradients(d=2, workers=workers), workers, steps, SGD(0.25), deploy, period=1, **options)
 
 
 def test_all_schedules_are_one():
@@ -293,7 +293,7 @@ def test_all_schedules_are_one():
 def test_partners_that_disagree_wait_for_ever():
     asymmetric = wrong_deployment(noloco.noloco, "other = (number - rank) % seats if", "other = (number + rank) % seats if")
     with pytest.raises(Deadlock, match="peer0 at .* waits for Recv"):
-        simulate(small(3, asymmetric, 5), RANDOM)
+        simulate(small(3, asymmetric, 5, pairs="circle"), RANDOM)
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
@@ -332,7 +332,7 @@ def test_who_has_sat_out_is_early_and_its_next_partner_does_not_wait():
     """Three peers: in the second round peer 1 finds the message of peer 0 there already, and saves a second."""
     machine = Machine(compute="fixed(2)", latency=1)
     assert [partner(i, 3, 0, "circle") for i in range(3)] == [0, 2, 1] and partner(0, 3, 1, "circle") == 1
-    trace = simulate(deployed(quadratic(workers=3), 3, 2, SGD(0.1), period=1), machine).trace
+    trace = simulate(deployed(quadratic(workers=3), 3, 2, SGD(0.1), period=1, pairs="circle"), machine).trace
     assert {e.node: e.time for e in trace.marks("clock") if e.values["t"] == 0} == {"peer0": 2, "peer1": 3, "peer2": 3}
     assert {e.node: e.time for e in trace.marks("clock") if e.values["t"] == 1} == {"peer0": 6, "peer1": 5, "peer2": 5}
     found = predict("noloco", machine, workers=3, steps=2, nbytes=40, options={"period": 1})

@@ -16,14 +16,15 @@ two moves, weighted by the images of the round | graph: other pairs in each roun
 whatever the schedule
 
 The pulls of a pair cancel, so the mean of all starts takes the steps of DiLoCo with a heavy ball, along the
-same moves, whatever the pairs.  In a large crowd with random pairs starts stay together for 0 < g < 2 (1 -
-a^2).  In a circle the limit is lower: with 8 peers or more, or an odd number, the default g is above it.
+same moves, whatever the pairs.  In a large crowd with random pairs starts stay together for 0 < g <
+2 (1 - a^2).  In a circle, a tournament in which all meet in n - 1 rounds, the limit is lower: with 8 peers or
+more, or an odd number, the default g is above it.
 
 What differs from the paper
 ---------------------------
-The paper draws pairs at random, as does `pairs` random; in a circle, a tournament, all meet in n - 1 rounds.
-With an odd n one peer sits out each round.  The paper's inner optimiser is AdamW, and its routing of
-activations through random stages is left out.  A last round shorter than H ends with an exchange too.
+The draws are the same in every run, so that all peers know them.  With an odd n one peer sits out each round.
+The paper's inner optimiser is AdamW, and its routing of activations through random stages is left out.  A
+last round shorter than H ends with an exchange too.
 
 References
 ----------
@@ -46,7 +47,7 @@ from refsgd.algorithms.replica import Replica, deploy
 from refsgd.algorithms.sgd import SGD, weights
 from refsgd.effects import Array, Compute, Deployment, Died, Mark, Program, Recv, Send
 
-Pairs = Literal["circle", "random"]
+Pairs = Literal["random", "circle"]
 
 
 class Offer(NamedTuple):
@@ -95,7 +96,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
 @declare(REPLICAS, timeless=True, lost="its replica; its partners sit out their rounds", formula="noloco",
          recursion="its outer steps have a momentum of their own, which no recursion here follows")
 def noloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8, outer_lr: float = 0.7,
-           outer_momentum: float = 0.5, pull: float = 1.0, pairs: Pairs = "circle") -> Deployment:
+           outer_momentum: float = 0.5, pull: float = 1.0, pairs: Pairs = "random") -> Deployment:
     """Deploy NoLoCo.
 
     Parameters
@@ -106,8 +107,8 @@ def noloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: in
         b, > 0, and a, in [0, 1).
     pull : float
         g, >= 0; 0: starts are never pulled together.
-    pairs : {"circle", "random"}
-        A tournament, or drawn in each round.
+    pairs : {"random", "circle"}
+        Drawn in each round, or a tournament.
     """
     check_period(period, 1)
     check_outer(outer_lr, outer_momentum)
