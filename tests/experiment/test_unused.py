@@ -1,6 +1,9 @@
 """Options change something of a run, or are refused with the reason."""
 
 import json
+import math
+import pickle
+import typing
 
 import pytest
 
@@ -8,7 +11,7 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
-from refsgd.experiment.arguments import Usage
+from refsgd.experiment.arguments import Usage, options_of
 from refsgd.experiment.prepare import prepare
 from refsgd.runtimes.simulator import simulate
 from tests.marks import mostly_slow
@@ -154,3 +157,68 @@ def test_stages_decide_how_many_workers_there_are_where_nobody_says(name, given,
     ("1x2", 2), ("4x2", 4), ("cyclic:2", 4), ("worker0,server0; worker1", 2), ("worker0,worker1,worker2,worker3,worker4,server0", 5)])
 def test_hosts_decide_how_many_workers_there_are_where_nobody_says(hosts, workers):
     assert prepare("bsp", data="quadratic", steps=1, machine=Machine("20ms", hosts=hosts)).workers == workers
+
+
+#: own options that change nothing in these short runs, and where they do
+ELSEWHERE = {("approximate", "barrier"): "where a link between data centres is behind",
+             ("async-rl", "ahead"): "where samples are more than the actors, who have one each",
+             ("strads", "width"): "where there are several blocks; of one the default is 1"}
+
+
+def some(option):
+    """A few values of an option, by its type and default."""
+    kinds, usual = typing.get_args(option.annotation), option.default
+    if isinstance(usual, bool):
+        return [True, False]
+    if texts := [kind for kind in kinds if isinstance(kind, str)]:
+        return texts
+    if float in (usual.__class__, *kinds):
+        return sorted({0.0, usual or 0.25, (usual or 1.0) / 2, 1.0} - {math.inf})
+    return [0, 1, 2, 3] if usual is None or isinstance(usual, int) else []
+
+
+def outcome(name, options):
+    """Events and results of a short run with unequal workers; None if it is refused."""
+    divided = name in STAGED or "stages" in options
+    machine = PLAIN if divided else PLAIN.with_(speeds=(1, 1, 1, 0.25))
+    what = {"net": "mlp", "batch": 4} if divided else {"data": "quadratic"}
+    own = {"async-diloco": {"period": 2}, "downpour": {"push_every": 1, "fetch_every": 1}}.get(name, LIVELY.get(name, {}))
+    rule = {} if name == "strads" else {"momentum": 0.5}
+    try:
+        e = prepare(name, workers=4, steps=12, machine=machine, seed=3, **what, **rule, **{**own, **options})
+    except (Usage, ValueError):
+        return None
+    run = simulate(e.deploy(), e.priced, seed=3)
+    return [repr(event) for event in run.trace.events], pickle.dumps(run.values)
+
+
+def unnoticed(name):
+    """Own options whose every accepted value gives the same run beside some value of another."""
+    options, known, found = options_of(CATALOGUE[name]), {}, set()
+
+    def of(**own):
+        key = repr(sorted(own.items()))
+        if key not in known:
+            known[key] = outcome(name, own)
+        return known[key]
+
+    for option, told in options.items():
+        for beside, other in options.items():
+            for value in some(other) if option != beside else ():
+                runs = [of(**{beside: value}), *(of(**{beside: value, option: v}) for v in some(told) if v != told.default)]
+                accepted = [run for run in runs if run is not None]
+                if runs[0] is not None and len(accepted) > 1 and all(run == runs[0] for run in accepted):
+                    found.add(option)
+    return found - {option for algorithm, option in ELSEWHERE if algorithm == name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_an_own_option_that_changes_nothing_beside_another_is_refused(name):
+    assert not unnoticed(name)
+
+
+@pytest.mark.parametrize(("name", "option"), [("diloco", "form"), ("zero", "flat"), ("post-local", "switch")])
+def test_an_option_that_is_not_refused_where_it_changes_nothing_is_found(name, option, monkeypatch):
+    monkeypatch.setattr("refsgd.experiment.options.unused.check_own", lambda *_: None)
+    assert option in unnoticed(name)

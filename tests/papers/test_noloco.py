@@ -155,7 +155,7 @@ def test_wrong_sums_do_not_keep_the_mean(right, wrong):
 
 @pytest.mark.parametrize(("right", "wrong"), [
     ("yield Send(j, Offer", "pull = -abs(pull); yield Send(j, Offer"),  # pushes apart
-    ("since = start, t + 1", "since = replica.x, t + 1"),  # goes on from the end of the round
+    ("since = start, t + 1", "since = replica.x, t + 1"),  # continues from the end of the round
 ])
 def test_wrong_rules_are_caught_though_starts_may_keep_their_mean(right, wrong):
     with pytest.raises(AssertionError):
@@ -290,7 +290,7 @@ def test_all_schedules_are_one():
     assert report.complete and report.runs == 1 and len(report.finals) == 1
 
 
-def test_partners_that_disagree_wait_for_ever():
+def test_partners_that_disagree_wait_forever():
     asymmetric = wrong_deployment(noloco.noloco, "other = (number - rank) % seats if", "other = (number + rank) % seats if")
     with pytest.raises(Deadlock, match="peer0 at .* waits for Recv"):
         simulate(small(3, asymmetric, 5, pairs="circle"), RANDOM)

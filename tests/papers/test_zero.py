@@ -124,9 +124,8 @@ def test_wrong_programs_are_caught(case):
             hold_bits(deploy, stage, in_parts(12, [2, 7], 4), 4)
 
 
-@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize(("stage", "flat"), [(1, False), *((stage, flat) for stage in (2, 3) for flat in (False, True))])
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
-@stages
 def test_bytes_are_those_of_the_paper(stage, workers, flat):
     """Section 7: 2 M a step in stages 1 and 2, 3 M in stage 3, times (n-1)/n; uneven shards and layers as
     well, by peer to one number a message."""

@@ -141,6 +141,7 @@ def train(me: Peer, steps: int, stage: int) -> Program[Held]:
     because={"": "its stage says what is exchanged and when: whole layers, as soon as they are computed"},
     layered=True, collective=True, not_lars="its shards cut through layers, and no peer knows their norms",
     unshared="a worker has the only copy of its shard", timeless=True, holds="shards", formula="zero",
+    needs=lambda options, workers: {"flat": "stage 2 or 3"} if options["stage"] == 1 else {},
     recursion="mean"))
 def zero(problem: Any, workers: int, steps: int, sgd: SGD, *, stage: int = 3,
          flat: bool = False) -> Deployment:

@@ -11,5 +11,5 @@ outer_lr : float
 outer_momentum : float
     In [0, 1), by default Nesterov's.
 form : {"nesterov", "heavy-ball"}
-    Of the outer momentum.
+    The form of the outer momentum.
 """

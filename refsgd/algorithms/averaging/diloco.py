@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period, images_of, mean_move
-from refsgd.algorithms.averaging.outer import Form, check_outer, outer_step
+from refsgd.algorithms.averaging.outer import Form, check_outer, needs, outer_step
 from refsgd.algorithms.facts import REPLICAS, declare, one_of
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy
@@ -61,7 +61,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
     return replica.x
 
 
-@declare(REPLICAS, collective=True, timeless=True, formula="diloco",
+@declare(REPLICAS, collective=True, timeless=True, formula="diloco", needs=needs,
          recursion="its outer steps have a momentum of their own, which no recursion here follows")
 def diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8, outer_lr: float = 0.7,
            outer_momentum: float = 0.9, form: Form = "nesterov") -> Deployment:

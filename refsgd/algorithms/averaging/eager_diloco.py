@@ -15,8 +15,8 @@ yes, whatever the schedule
 
 Without outer momentum, eager replicas differ by 1/n of their own last moves, whole ones by all of them;
 delayed ones begin each round at the same point.  If an outer step takes away b of the distance to the minimum
-of a quadratic, DiLoCo is stable for b < 2, eager for b < n / (n - 1), delayed for b < 1; with `whole` the
-mean is for b < 2, but the distances between replicas only for b < 1.
+of a quadratic, DiLoCo is stable for b < 2, eager for b < n / (n - 1), delayed for b < 1.  With `whole` the
+mean is stable for b < 2, but the replicas come together for b < 1 only.
 
 What differs from the paper
 ---------------------------

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from refsgd.algorithms.averaging.local_sgd import mean_move
+from refsgd.algorithms.facts import Options
 from refsgd.effects import Array, Program, Recv, Send
 
 Form = Literal["nesterov", "heavy-ball"]
@@ -21,6 +22,11 @@ def check_outer(lr: float, momentum: float) -> None:
         raise ValueError(f"outer_lr {lr}; expected a finite number > 0")
     if not 0 <= momentum < 1:
         raise ValueError(f"outer_momentum {momentum}; expected a number in [0, 1)")
+
+
+def needs(options: Options, workers: int) -> dict[str, str]:
+    """Without momentum both forms are the same step."""
+    return {} if options["outer_momentum"] else {"form": "outer_momentum > 0"}
 
 
 def outer_step(start: Array, u: Array, move: Array, lr: float, momentum: float,

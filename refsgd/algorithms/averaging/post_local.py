@@ -36,7 +36,8 @@ from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment
 
 
-@declare(REPLICAS, collective=True, timeless=True, formula="post_local", recursion="replicas")
+@declare(REPLICAS, collective=True, timeless=True, formula="post_local", recursion="replicas",
+         needs=lambda options, workers: {"switch": "period > 1"} if options["period"] == 1 else {})
 def post_local(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
                switch: int = 46) -> Deployment:
     """Deploy post-local SGD.

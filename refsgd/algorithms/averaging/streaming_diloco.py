@@ -1,7 +1,6 @@
 """Streaming DiLoCo: fragments of the model are synchronised one after the other while peers compute.
 
-Each of P fragments has its own turn.  Its mean has `delay` further steps to arrive; what these have changed
-is then mixed with the new start.
+P fragments take turns.  The mean of one comes `delay` steps later and is mixed with what these have changed.
 
 Quick facts
 -----------
@@ -45,6 +44,7 @@ from refsgd.algorithms.averaging.outer import (
     check_outer,
     communicate,
     mixed,
+    needs,
     outer_step,
 )
 from refsgd.algorithms.facts import REPLICAS, declare, one_of
@@ -91,7 +91,7 @@ def peer(replica: Replica, names: Sequence[str], problem: Objective, steps: int,
     return np.concatenate(start)
 
 
-@declare(REPLICAS, collective=True, timeless=True, formula="streaming_diloco", compared=False,
+@declare(REPLICAS, collective=True, timeless=True, formula="streaming_diloco", compared=False, needs=needs,
          recursion="its outer steps have a momentum of their own, which no recursion here follows")
 def streaming_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
                      fragments: int = 4, delay: int = 1, mix: float = 0.5, outer_lr: float = 0.4,

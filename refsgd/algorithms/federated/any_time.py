@@ -9,14 +9,21 @@ from dataclasses import replace
 from typing import Literal
 
 from refsgd.algorithms.averaging.local_sgd import check_period
-from refsgd.algorithms.facts import one_of
+from refsgd.algorithms.facts import Options, one_of
 from refsgd.algorithms.federated.clients import CLIENTS, Rule, Trained, Work, apply, draw, stop
 from refsgd.algorithms.parts import Shard
 from refsgd.effects import Array, Died, Program, Recv, Send
 
 Weight = Literal["constant", "polynomial", "hinge"]
 
-ANY_TIME = replace(CLIENTS, lost="its job; the server asks another client",
+
+def needs(options: Options, workers: int) -> dict[str, str]:
+    """A client that works alone is never stale."""
+    alone = options["concurrency"] == 1 or workers == 1
+    return {"weight": "several clients at a time"} if alone else {}
+
+
+ANY_TIME = replace(CLIENTS, lost="its job; the server asks another client", needs=needs,
                    recursion="moves of several steps that are stale: no recursion here follows both")
 
 

@@ -1,17 +1,16 @@
 """Asynchronous DiLoCo: no rounds, a momentum that changes once in N moves, and fewer steps for slow clients.
 
-Each client hands its move to a server, which gives it the newest model at once.  With `vanilla` each move is
-an outer step with Nesterov's momentum.  *Delayed Nesterov* applies moves as they come, but changes the
-velocity only after N of them, by their mean.  *Dynamic local updates* (`dylu`) give a client steps in
-proportion to its speed.
+A client hands its move to a server, which gives it the newest model at once.  With `vanilla` each move is an
+outer step with Nesterov's momentum.  *Delayed Nesterov* applies each at once, but changes the velocity only
+after N, by their mean.  *Dynamic local updates* (`dylu`) give a client steps in proportion to its speed.
 
 Quick facts
 -----------
 synchronous: no | centralised: yes | roles: n clients, one server | messages per job: 1 down, 1 up | bytes per
 job: M down, M up (M = 4 d) | staleness: unbounded, mean n - 1 moves; with DyLU and fixed speeds n - 1 in the
-end, if all numbers of steps are whole | clock gap: unbounded | momentum: inner one local and kept between the
-client's jobs, outer one at the server | aggregation: each move is applied alone, at 1/N of the outer rate |
-deterministic: given the order of arrival
+end, if all numbers of steps are whole | clock gap: unbounded | momentum: inner one local and kept between
+jobs, outer one at the server | aggregation: each move alone, at 1/N of the outer rate | deterministic: given
+the order of arrival
 
 Without outer momentum it is FedBuff with K = 1 and the rate outer_lr/N.  One client with N = 1 is DiLoCo.
 Clients in lockstep with N = n are *not* DiLoCo: each reads the model after its own move, not after the last.
@@ -72,11 +71,12 @@ def server(shard: Shard, clients: Sequence[str], steps: int, period: int, buffer
 
 
 def needs(options: Options, workers: int) -> dict[str, str]:
-    """Where all moves take the same step, `spread` divides nothing."""
-    asked = ("rule delayed" if options["rule"] == "vanilla" else
-             "buffer > 1" if (options["buffer"] or workers) == 1 else
-             "outer_momentum > 0" if not options["outer_momentum"] else "")
-    return {"spread": asked} if asked else {}
+    """Where all moves take the same step, or all jobs have one."""
+    same = ("buffer > 1" if (options["buffer"] or workers) == 1 else
+            "outer_momentum > 0" if not options["outer_momentum"] else "")
+    spread = same or ("rule delayed" if options["rule"] == "vanilla" else "")
+    found = {"rule": same, "spread": spread, "dylu": "period > 1" if options["period"] == 1 else ""}
+    return {option: asked for option, asked in found.items() if asked}
 
 
 def facts(options: Options) -> Facts:

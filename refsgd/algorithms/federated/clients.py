@@ -96,8 +96,7 @@ def ask(clients: Sequence[str], job: Work, living: list[str]) -> Program[Answers
 
 
 def combine(x: Array, state: Any, models: Sequence[Trained], images: Sequence[int]) -> tuple[Array, Any]:
-    """x plus the weighted mean of the models' moves from it, which keeps every bit of x if none has moved; a
-    single model itself."""
+    """x plus the weighted mean of all moves, bit for bit x if none has moved; a single model itself."""
     return models[0].x if len(models) == 1 else x + mean_move(x, models, images), state
 
 

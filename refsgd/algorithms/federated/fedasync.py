@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms.facts import declare
-from refsgd.algorithms.federated.any_time import ANY_TIME, Weight, check, server
+from refsgd.algorithms.federated.any_time import ANY_TIME, Weight, check, needs, server
 from refsgd.algorithms.federated.clients import Trained, client
 from refsgd.algorithms.parts import Objective, deploy, some
 from refsgd.algorithms.sgd import SGD
@@ -44,7 +44,8 @@ def mix(x: Array, state: Any, models: Sequence[Trained], reads: Sequence[Array],
 
 
 @declare(ANY_TIME, mean_of="each client's model is mixed in alone", collects=False, formula="fedasync",
-         needs=lambda options, workers: {"mu": "period > 1"} if options["period"] == 1 else {})
+         needs=lambda options, workers: {
+             **needs(options, workers), **({"mu": "period > 1"} if options["period"] == 1 else {})})
 def fedasync(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
              concurrency: int | None = None, weight: Weight = "polynomial", mixing: float = 0.6,
              mu: float = 0.0) -> Deployment:

@@ -64,13 +64,14 @@ ROUNDS = replace(CLIENTS, timeless=True, lost="its part in the round",
 
 
 #: the rules that use an option of the server's
-USED_BY = {"outer_lr": "momentum, adagrad, adam or yogi", "outer_momentum": "momentum, adagrad, adam or yogi",
-           "beta2": "adam or yogi", "tau": "adagrad, adam or yogi"}
+USED_BY = {"outer_lr": ("momentum", "adagrad", "adam", "yogi"), "beta2": ("adam", "yogi"),
+           "outer_momentum": ("momentum", "adagrad", "adam", "yogi"), "tau": ("adagrad", "adam", "yogi")}
 
 
 def needs(options: Options, workers: int) -> dict[str, str]:
     """What the server's rule does not use; and a client's first step is at the model of the round."""
-    found = {option: f"rule {rules}" for option, rules in USED_BY.items() if options["rule"] not in rules}
+    found = {option: f"rule {', '.join(rules[:-1])} or {rules[-1]}" for option, rules in USED_BY.items()
+             if options["rule"] not in rules}
     return found | ({"mu": "period > 1", "partial": "period > 1"} if options["period"] == 1 else {})
 
 

@@ -47,7 +47,7 @@ from typing import Any, Literal
 import numpy as np
 
 from refsgd.algorithms.allreduce.mean import Collective
-from refsgd.algorithms.facts import STAGES, declare, one_of
+from refsgd.algorithms.facts import STAGES, declare, one_of, replicated
 from refsgd.algorithms.pipeline.stages import Divisible, Held, Worker, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Array, Deployment, Program
@@ -99,7 +99,8 @@ def train(me: Worker, steps: int, micro: int, passes: Passes) -> Program[Held]:
     return me.held
 
 
-@declare(STAGES, formula="gpipe", recursion="mean")
+@declare(STAGES, formula="gpipe", recursion="mean", needs=lambda options, workers: {
+    **replicated(options, workers), **({"passes": "micro > 1"} if options["micro"] == 1 else {})})
 def gpipe(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int | None = None,
           micro: int = 4, cut: str = "balance", passes: Passes = "fill-drain", chunks: int = 1,
           collective: Collective = "ring") -> Deployment:

@@ -38,7 +38,7 @@ from __future__ import annotations
 from typing import Any
 
 from refsgd.algorithms.allreduce.mean import Collective
-from refsgd.algorithms.facts import STAGES, declare
+from refsgd.algorithms.facts import STAGES, declare, replicated
 from refsgd.algorithms.pipeline.stages import Divisible, Held, Worker, deploy
 from refsgd.algorithms.sgd import SGD
 from refsgd.effects import Deployment, Program
@@ -64,7 +64,9 @@ def train(me: Worker, batches: int, vertical: bool) -> Program[Held]:
     return me.held
 
 
-@declare(STAGES, holds="stashed stages", formula="pipedream",
+@declare(STAGES, holds="stashed stages", formula="pipedream", needs=lambda options, workers: {
+    **replicated(options, workers),
+    **({"vertical": "stages > 1"} if 1 in (workers, options["stages"]) else {})},
          recursion="each stage has gradients of a staleness of its own: only by running it")
 def pipedream(problem: Divisible, workers: int, steps: int, sgd: SGD, *, stages: int | None = None,
               cut: str = "balance", vertical: bool = False, collective: Collective = "ring") -> Deployment:

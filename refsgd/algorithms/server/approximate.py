@@ -107,6 +107,7 @@ def members_of(workers: int, centers: int | None, groups: Sequence[int] | None) 
 def needs(options: Options, workers: int) -> dict[str, str]:
     """Only SSP has a slack, and a single data centre sends nothing to others."""
     found = {} if options["local"] == "ssp" else {"staleness": "local ssp, whose slack it is"}
+    found |= {} if options["share"] is None else {"threshold": "no share: that many entries are sent"}
     alone = 1 in (options["centers"], workers)
     return found | dict.fromkeys(("threshold", "barrier", "ahead", "share") if alone else (),
                                  "at least centers 2: a single data centre has no other to send to")

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from refsgd.algorithms.facts import Facts, declare, depends, one_of
+from refsgd.algorithms.facts import Facts, Options, declare, depends, one_of
 from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.rennala import batch
 from refsgd.algorithms.server.rollout_gate import Admit, Done, actor, dispatcher
@@ -75,11 +75,15 @@ def trainer(workers: int, problem: Any, total: int, size: int, sgd: SGD, ahead: 
     return x
 
 
+def needs(options: Options, workers: int) -> dict[str, str]:
+    """In order of admission no sample is too old, and with none ahead an update has all that are begun."""
+    found = {} if options["order"] == "completion" else {"filter": "order completion"}
+    return found if options["ahead"] else dict.fromkeys(("order", "filter"), "ahead > 0")
+
+
 @declare(Facts(
     because={"": "its actors send samples, which become gradients at the trainer"},
-    # in order of admission no sample is too old
-    needs=lambda options, workers: {"filter": "order completion"} if options["order"] == "admission" else {},
-    dealt=True, updates=depends, mean_of=batch, collects=True, holds="pushed", recursion="waits",
+    needs=needs, dealt=True, updates=depends, mean_of=batch, collects=True, holds="pushed", recursion="waits",
     no_formula="how long actors and trainer wait for each other depends on the order of completion"))
 def async_rl(problem: Any, workers: int, steps: int, sgd: SGD, *, ahead: float = 1,
              gradients: int | None = None, correct: Correct = "none", order: Order = "admission",

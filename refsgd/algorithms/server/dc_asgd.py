@@ -77,7 +77,9 @@ def compensated(g: Array, drift: Array, mean_square: Array, compensation: float,
 
 @declare(SERVED, updates=each_push, mean_of=ONE_WORKER, formula="asp",
          lost="the gradient that it was computing, and its backup",
-         recursion="its compensation multiplies gradients, which is not linear")
+         recursion="its compensation multiplies gradients, which is not linear",
+         needs=lambda options, workers: (
+             {"adaptive": "compensation > 0"} if options["compensation"] == 0 else {}))
 def dc_asgd(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
             rotated: bool = False, *, compensation: float | None = None,
             adaptive: bool = False) -> Deployment:

@@ -30,7 +30,7 @@ from refsgd.problems.shapes import in_shape_only
 from refsgd.trace import Computed, Event, Marked, Sent, Trace
 from refsgd.trace.events import began
 
-IMAGES = 4096  #: at least so many images, so that batches are gathered from a set as large as a real one
+IMAGES = 4096  #: at least this many images, so that batches are gathered from a set as large as a real one
 WARM = 0.2  #: share of the steps that a run is given to warm up
 LEVELS = 64  #: bins of the distribution of a gradient's time
 SILENT, SERVED = "independent", "bsp"  #: no messages; an update by the mean of all gradients

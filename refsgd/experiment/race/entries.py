@@ -82,8 +82,10 @@ class Entry:
 
     def band(self, times: Sequence[float]) -> Array:
         """Deciles 1, 5 and 9 of the runs' values at times, (3, len(times)); an ended run keeps its last."""
-        each = [np.interp(times, [p.seconds for p in heat.points], np.log(np.clip(np.nan_to_num(
-            [p.value for p in heat.points], nan=EXPLODED), 1e-30, EXPLODED))) for heat in self.heats]
+        each = []
+        for heat in self.heats:
+            values = np.nan_to_num([p.value for p in heat.points], nan=EXPLODED).clip(1e-30, EXPLODED)
+            each.append(np.interp(times, [p.seconds for p in heat.points], np.log(values)))
         return np.asarray(np.exp(np.quantile(each, (0.1, 0.5, 0.9), axis=0)))
 
     @property
@@ -229,11 +231,13 @@ def _retimed(row: Entry, race: Race, machine: Machine) -> Entry:
     row = paced(row, machine)
     steps = 1 + max(int(heat.points[-1].gradients) for heat in row.heats)
     experiments = [row.experiment(seed, machine, steps) for seed in race.seeds]
-    exact, second = same_everywhere(experiments[0]), row.pace / row.per_pass
-    heats = [_rescheduled(heat, each, race.target) if exact else heat._replace(
-        seconds=heat.gradients * second,
-        points=[p._replace(seconds=p.gradients * second) for p in heat.points])
-             for heat, each in zip(row.heats, experiments)]
+    if exact := same_everywhere(experiments[0]):
+        heats = [_rescheduled(heat, each, race.target) for heat, each in zip(row.heats, experiments)]
+    else:
+        second = row.pace / row.per_pass
+        heats = [heat._replace(seconds=heat.gradients * second,
+                               points=[p._replace(seconds=p.gradients * second) for p in heat.points])
+                 for heat in row.heats]
     return replace(row, heats=heats, how="exact" if exact else "predicted", measured=math.nan, common=[])
 
 
