@@ -217,10 +217,11 @@ class Plan:
         self.capacity = images
 
     def held(self, images: int) -> int:
-        """Bytes of activations, their gradients and scratch for this many images at once."""
+        """Bytes of activations, what steps keep of them, their gradients and scratch for this many images."""
         fields = {each for buffer in self.buffers
                   for each in (buffer.value, *([buffer.gradient] if buffer.wanted else []))}
         own = sum(each.floats for each in fields if each.of is None)
+        own += sum(step.target.value.floats for step in self.steps if isinstance(step, DefinedStep))
         return 4 * images * own + self.scratch.nbytes
 
     def forward(self, images: Array, frame: Frame) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from refsgd.problems.nn import nets
+from refsgd.problems.nn.steps import DefinedStep
 from tests.problems.passes import layered
 
 
@@ -176,3 +177,14 @@ def test_two_processes_side_by_side_do_nearly_twice_the_work_of_one():
     if len(ratios) < 3:
         pytest.skip("other programs keep the processors busy: no round was quiet")
     assert statistics.median(ratios) >= 1.9
+
+
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+def test_memory_counts_what_activations_keep_for_the_backward_pass(activation):
+    """A relu is part of the product before it and keeps nothing; others keep their values."""
+    plain, net = nets.build("mlp:8", (28, 28, 1)), nets.build(f"mlp:8,{activation}", (28, 28, 1))
+    for each in (plain, net):  # which sizes the scratch
+        each.gradient(each.init(0), np.zeros((16, 28, 28, 1), np.float32), np.zeros(16, int))
+    (plan,) = (plan for plans in net.idle.values() for plan in plans)
+    kept = sum(step.kept.nbytes for step in plan.steps if isinstance(step, DefinedStep))
+    assert kept > 0 and net.held(16) == plain.held(16) + kept
