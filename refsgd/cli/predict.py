@@ -111,6 +111,9 @@ def draw_sweep(args: argparse.Namespace) -> None:
         lay_out(lambda wide: sweep_table(found, wide))
         for a, b, x in found.crossings:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
+        if found.toothed:
+            tell("Where the batch does not divide a worker's images, its pass ends with a smaller one: hence "
+                 "the teeth.")
         print(f"picture: {args.plot}")
 
     deliver([(args.json, lambda: json_text(vars(found))),

@@ -34,6 +34,7 @@ class Sweep:
     values: tuple[float, ...]
     curves: dict[str, list[float | None]]  #: by algorithm; None outside the formula's domain
     crossings: list[tuple[str, str, float]]  #: two algorithms and where they cross, interpolated linearly
+    toothed: bool = False  #: whether images per second have teeth, as some gradients have fewer images
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
@@ -122,7 +123,8 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
         raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here"
                     + (f": {why}" if why else "; expected another metric, such as images_per_second"))
     unused.check(experiments, stated)
-    return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves))
+    toothed = metric == "images_per_second" and any(e.images < sum(e.batches) * e.steps for e in experiments)
+    return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves), toothed)
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:

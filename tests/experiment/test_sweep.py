@@ -57,11 +57,13 @@ def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
     picture = tmp_path / "s.png"
     assert main(["predict", "bsp", "--against", "asp", "--sweep", "workers=1:6", "--plot", str(picture)]) == 0
     assert picture.stat().st_size > 10_000
-    capsys.readouterr()
+    assert "hence the teeth" in capsys.readouterr().out  # 1,437 digits, in batches of 16
+    assert main(["predict", "bsp", "--data", "quadratic", "--sweep", "workers=2,4"]) == 0
+    assert "teeth" not in capsys.readouterr().out
     assert main(["predict", "bsp", "--sweep", "latency=0.001,0.1", "--metric", "idle_ratio", "--json",
                  "-"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["curves"]["bsp"][0] < data["curves"]["bsp"][1]
+    assert data["curves"]["bsp"][0] < data["curves"]["bsp"][1] and not data["toothed"]
     assert main(["predict", "bsp", "--sweep", "workers=1:3", "--metric", "colour"]) == 2
 
 
