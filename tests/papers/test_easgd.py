@@ -172,10 +172,10 @@ def test_without_force_workers_are_independent_and_the_centre_never_moves(mode, 
         assert np.array_equal(run.values[f"worker{i}"], final(sequential.sequential(alone, 1, 15, sgd)))
 
 
-def after_a_kick(alpha, steps, workers=1, mode="async"):
+def after_a_kick(alpha, steps, workers=1, mode="async", machine=FREE):
     """Replica 0 and centre where only the first gradient of worker 0 is not zero (it moves to -1)."""
     problem = constant(lambda rank, t: float(rank == 0 and t == 0), d=1)
-    run = simulate(easgd.easgd(problem, workers, steps, SGD(1.0), period=1, alpha=alpha, mode=mode), FREE)
+    run = simulate(easgd.easgd(problem, workers, steps, SGD(1.0), period=1, alpha=alpha, mode=mode), machine)
     return float(run.values["worker0"][0]), float(final_parameters(run)[0])
 
 
@@ -188,16 +188,17 @@ def test_one_half_moves_both_to_the_middle_and_one_swaps_them():
     assert abs(x - center) == 0.5
 
 
-@pytest.mark.parametrize("mode, workers, stable, unstable",
-                         [("async", 1, 0.98, 1.05), ("sync", 3, 0.49, 0.52)])
-def test_exchanges_alone_are_stable_up_to_a_limit(mode, workers, stable, unstable):
-    """Async with a fresh centre: alpha < 1; sync: alpha (n + 1) < 2."""
+@pytest.mark.parametrize("mode, machine, workers, limit",
+                         [("async", FREE, 1, 1), ("async", FREE, 3, 1), ("sync", FREE, 3, 0.5),
+                          ("async", LOCKSTEP, 3, 0.5)])
+def test_exchanges_alone_are_stable_up_to_a_limit(mode, machine, workers, limit):
+    """With a fresh centre: alpha < 1; if all fetch the same one, alpha (n + 1) < 2, in async as well."""
     def distance(alpha, steps):
-        x, center = after_a_kick(alpha, steps, workers, mode)
+        x, center = after_a_kick(alpha, steps, workers, mode, machine)
         return abs(x - center)
 
-    assert distance(stable, 400) < 0.5 * distance(stable, 10)
-    assert distance(unstable, 400) > 2 * distance(unstable, 10)
+    assert distance(0.98 * limit, 400) < 0.5 * distance(0.98 * limit, 10)
+    assert distance(1.05 * limit, 400) > 2 * distance(1.05 * limit, 10)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -13,9 +13,10 @@ M / period up | staleness: gradients 0 (own replica), forces unbounded (async) o
 sum of forces | deterministic: sync yes, async given the order of arrival
 
 An exchange conserves the sum of all replicas and the centre.  alpha = 0 is n independent SGDs, 1/2 moves both
-to the middle, 1 swaps them.  Exchanges alone are stable for alpha < 1 (async) or alpha (n + 1) < 2 (sync).
-Unequal batches: both ends of a force are equal, so all replicas pull the centre equally, whatever their
-numbers of examples.
+to the middle, 1 swaps them.  If no other force comes between a fetch and its force, exchanges alone are
+stable for alpha < 1.  If all n workers fetch the same centre, as in ``sync``, and in ``async`` when they run
+in step, only for alpha (n + 1) < 2.  The default 0.9/n satisfies both.  Unequal batches: both ends of a force
+are equal, so all replicas pull the centre equally, whatever their numbers of examples.
 
 What differs from the paper
 ---------------------------
