@@ -7,7 +7,7 @@ from typing import Any
 
 from refsgd.cluster.units import counted
 from refsgd.display.files import save
-from refsgd.effects import Factory, roles
+from refsgd.effects import Factory
 from refsgd.experiment.arguments import Usage, check_whole
 from refsgd.experiment.functions import Algorithm, catalogue_name
 from refsgd.experiment.options.batches import Batch, weights_of
@@ -40,7 +40,8 @@ class _Seen:
         """Raise if an invariant is broken."""
         finite(run)
         ledger(run)
-        self.leads.add(server_lead(run))
+        if not all(map(run.trace.is_worker, run.trace.updates)):
+            self.leads.add(server_lead(run))
         self.staleness.update(tau for _, tau in run.trace.staleness)
         self.finals.add(run)
         ahead = max(self.leads, default=0)
@@ -140,12 +141,12 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     if walks is None:
         scope = "all of them" if report.complete else f"stopped at {max_runs}, more exist"
         states = f", {counted(report.states, 'state')}"
-    place = "server" if "server" in roles(experiment.nodes).values() else "replica"
+    leads = ", ".join(map(str, sorted(seen.leads)))
+    lead = f"  lead at a server: {leads} clock{'' if seen.leads == {1} else 's'};" if seen.leads else ""
     return (
         f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
         f"({scope}){states}\n"
         "checked: no deadlock; every gradient applied once or dropped; no gradient from the "
         "future; finite parameters\n"
-        f"staleness seen: {', '.join(map(str, sorted(seen.staleness))) or 'none'} updates;  lead at a "
-        f"{place}: {', '.join(map(str, sorted(seen.leads)))} clock{'' if seen.leads == {1} else 's'};  "
+        f"staleness seen: {', '.join(map(str, sorted(seen.staleness))) or 'none'} updates;{lead}  "
         f"different results: {seen.finals}{_more(experiment, steps)}{written}")
