@@ -52,6 +52,7 @@ from refsgd.testing.findings import (
     known_gradients,
     ledger,
     named_case,
+    same_type,
     server_lead,
 )
 from refsgd.trace import Run
@@ -130,8 +131,10 @@ def _sizes(deploy: Small) -> str:
     for workers in sizes:
         for steps in (0, 1, 5):
             for machine in MACHINES:
-                run = simulate(deploy(quadratic(d=3, workers=workers, noise=0.5), workers, steps), machine)
+                problem = quadratic(d=3, workers=workers, noise=0.5)
+                run = simulate(deploy(problem, workers, steps), machine)
                 finite(run)
+                same_type(run, problem.x0)
                 if steps and not any(run.trace.iterations.values()):
                     raise AssertionError(f"{counted(workers, 'worker')} computed no gradient in "
                                          f"{counted(steps, 'step')}; expected one in each step")
@@ -180,8 +183,9 @@ def _fixed_point(deploy: Small) -> str:
 def _descent(deploy: Small) -> str:
     """Check that it minimises a quadratic."""
     problem = quadratic(d=6, workers=1)  # one minimum for all, whichever worker ends last
-    first, x = problem.loss(problem.x0), final_parameters(simulate(deploy(problem, 2, 240), MACHINES[1]))
-    now = problem.loss(x)
+    run = simulate(deploy(problem, 2, 240), MACHINES[1])
+    same_type(run, problem.x0)
+    first, now = problem.loss(problem.x0), problem.loss(final_parameters(run))
     if not now < 0.5 * first:
         raise AssertionError(f"after 240 steps on a quadratic the loss is {now:.4g}, at the start "
                              f"{first:.4g}; expected less than half")

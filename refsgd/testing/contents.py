@@ -68,10 +68,12 @@ def reach(deploy: Small, coded: bool = False) -> str:
             raise NotChecked(f"{said}: a codec keeps for later what it leaves out, see residual")
         last = {rank: max((t for r, t in column if r == rank and (r, t) not in lost), default=-1)
                 for rank in range(WORKERS)}
+        some = max(last.values()) >= 0
         for rank, t in lost:
-            if t < last[rank]:
-                raise AssertionError(f"{said}, such as gradient {t} of worker {rank}; expected every one to "
-                                     "count, or a Mark(\"drop\")")
+            if t < last[rank] or (some and last[rank] < 0):
+                which = f"all of worker {rank}'s" if last[rank] < 0 else f"gradient {t} of worker {rank}"
+                raise AssertionError(f"{said}, such as {which}; expected every one to count, or a "
+                                     "Mark(\"drop\")")
         raise NotChecked(f"{said}, the last ones: right if they stay in replicas, else the end is cut off")
     known = sorted({float(f"{weights[i]:.3g}") for which, i in column.items() if which not in lost})
     counts = f"each counts {known[0]:g}{f' to {known[-1]:g}' if len(known) > 1 else ''} times the rate"

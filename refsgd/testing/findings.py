@@ -248,6 +248,14 @@ def finite(run: Run) -> None:
         raise AssertionError("the final parameters have NaN or infinite entries")
 
 
+def same_type(run: Run, x0: Array) -> None:
+    """Check that parameters keep the type of the problem's."""
+    for node, x in [*((e.node, e.values.get("x")) for e in run.trace.marks("update")), *run.values.items()]:
+        if (found := getattr(getattr(x, "x", x), "dtype", x0.dtype)) != x0.dtype:
+            raise AssertionError(f"the parameters of {node} become {found}; expected {x0.dtype}, as "
+                                 "problem.x0: write x.dtype.type(number) around numbers of NumPy")
+
+
 def server_lead(run: Run) -> int:
     """Largest lead in clocks that a server sees when it applies a gradient: the worker's count minus the
     slowest worker's.
@@ -257,7 +265,7 @@ def server_lead(run: Run) -> int:
     int
     """
     widest = 0
-    for node in run.trace.updates:
+    for node in (node for node in run.trace.updates if not run.trace.is_worker(node)):
         clocks = {worker: 0 for worker in run.trace.workers if worker not in run.trace.dead}
         for e in run.trace.marks("update"):
             if e.node == node:

@@ -1,5 +1,6 @@
 """`refsgd check` compares what a model contains with what marks and facts say, without another program to compare with."""
 
+import numpy as np
 import pytest
 
 from refsgd.algorithms import CATALOGUE
@@ -40,8 +41,9 @@ def served(server):
     return deploy
 
 
-def rounds(late=False, lossy=False):
-    """WRONG: the server sends the model before the newest as the newest, or leaves a gradient out that it marks."""
+def rounds(late=False, lossy=0, number=np.float32):
+    """WRONG: the server sends the model before the newest as the newest, leaves a gradient out that it marks in each round
+    or in each other one, or returns other numbers than it got."""
     def server(workers, x, steps, sgd):
         v = sgd.start(x)
         for t in range(steps):
@@ -49,8 +51,9 @@ def rounds(late=False, lossy=False):
             while len(pushes) < len(workers):
                 w, push = yield Recv(Push)
                 pushes[w] = push
-            used = [pushes[w] for w in workers][lossy and t % 2:]
+            used = [pushes[w] for w in workers][lossy and t % lossy == lossy - 1:]
             before, (x, v) = x, (yield Compute(bsp.update, sgd, x, v, used, t, "mean", kind="update"))
+            x = x.astype(number)
             yield Mark("update", part=0, version=t, reads=tuple((w, pushes[w].version) for w in workers), x=x)
             for w in workers:
                 yield Send(w, Model(before if late and t < steps - 1 else x, t + 1))
@@ -65,11 +68,18 @@ def test_a_model_that_is_older_than_its_number_is_found():
     assert says.held is False and "3 gradients are marked as computed at version 0; 6 were computed at that model" in says.text
 
 
-def test_a_gradient_that_is_marked_and_not_applied_is_found():
+@pytest.mark.parametrize(("lossy", "words"), [(2, "10 of 60 gradients never reach the model, such as gradient 1 of worker 0"),
+                                              (1, "20 of 60 gradients never reach the model, such as all of worker 0's")])
+def test_a_gradient_that_is_marked_and_not_applied_is_found(lossy, words):
     assert "together as 20 steps" in found(rounds())["gradients count"].text
-    says = found(rounds(lossy=True))
+    says = found(rounds(lossy=lossy))
     assert says["gradients"].held and says["gradients count"].held is False
-    assert "10 of 60 gradients never reach the model, such as gradient 1 of worker 0" in says["gradients count"].text
+    assert words in says["gradients count"].text
+
+
+def test_parameters_that_change_their_type_are_found():
+    says = found(rounds(number=np.float64))["sizes"]
+    assert says.held is False and "the parameters of server0 become float64; expected float32, as problem.x0" in says.text
 
 
 def rounds_of(period, last=True):
