@@ -128,7 +128,9 @@ class Facts:
     copies: bool = False  #: whether each server has all parameters, not a part
 
     # theory and checks
-    formula: str = ""  #: the key in ``refsgd.theory.ALGORITHMS`` of the formulas that predict its metrics
+    #: the formulas that predict its metrics: a key of ``refsgd.theory.ALGORITHMS``, or a function of your own
+    #: from `refsgd.theory.Setting` to `refsgd.theory.Figures`
+    formula: str | Callable[[Any], Any] = ""
     no_formula: str = ""  #: why there are none
     #: one of `RECURSIONS`, by which `refsgd.theory.phenomena.convergence` follows the expected loss on a
     #: quadratic, or, as text, why none of them does; from the algorithm's own options

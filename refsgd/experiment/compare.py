@@ -232,6 +232,7 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
     real = [runtime] if runtime != "simulator" and experiments else []
     for experiment in experiments:
         check_warmup(warmup_steps, experiment.steps)
+        experiment.formulas()  # refuses wrong ones now, before anything runs
     here = [replace(e, machine=Machine()) if unpaced else e for e in experiments]
     if real:
         for experiment in here:

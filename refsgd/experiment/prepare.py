@@ -214,8 +214,8 @@ class Experiment:
         found = theory.predict(
             facts.formula, self.priced, workers=self.workers, servers=self.servers,
             nbytes=4 * self.problem.x0.size, batch=self.batches, images=self.images, steps=self.steps,
-            options=options, plan=plan, pipeline=pipelines.plan(facts, options, self.problem,
-                                                                self.workers, self.steps))
+            options=options, plan=plan, owner=self.name,
+            pipeline=pipelines.plan(facts, options, self.problem, self.workers, self.steps))
         if on_devices(self.machine) and any(len(set(each)) > 1 for each in self.work):
             found.simplify("gradients are priced by mean work; shares of an epoch's last step are smaller")
         return found

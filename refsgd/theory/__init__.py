@@ -7,5 +7,6 @@ algorithm.  docs/bibliography.md has the works that sources and docstrings name 
 
 from refsgd.theory.predict import ALGORITHMS, predict
 from refsgd.theory.prediction import DomainError, Figures, Prediction
+from refsgd.theory.setting import Setting
 
-__all__ = ["ALGORITHMS", "DomainError", "Figures", "Prediction", "predict"]
+__all__ = ["ALGORITHMS", "DomainError", "Figures", "Prediction", "Setting", "predict"]

@@ -39,8 +39,10 @@ from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import TIMES, Setting
 from refsgd.trace.metrics import PREDICTED
 
+Formula = Callable[[Setting], Figures]
 
-def _named(*formulas: Callable[[Setting], Figures]) -> dict[str, Callable[[Setting], Figures]]:
+
+def _named(*formulas: Formula) -> dict[str, Formula]:
     """Functions by their names."""
     return {formula.__name__: formula for formula in formulas}
 
@@ -55,48 +57,49 @@ PEERS = _named(sequential, independent, hogwild, allreduce, dgc, zero, local_sgd
 ALGORITHMS = SERVED | PEERS  #: the formulas that algorithms name in their facts
 
 
-def _check_covered(name: str, c: Setting) -> None:
+def _check_covered(formula: Formula, c: Setting) -> None:
     """Raise Uncovered if no formula accounts for resources that nodes share."""
     m = c.machine
     if m.loads:
         raise Uncovered(f"no formula accounts for speeds that change over time (load of {m.loads[0]}): "
-                        f"{name} can only be simulated or measured")
+                        f"{formula.__name__} can only be simulated or measured")
     if max(c.workers, c.servers) > LARGEST:
-        raise Uncovered(f"formulas of {name} are evaluated for up to {LARGEST} workers, not for "
+        raise Uncovered(f"formulas of {formula.__name__} are evaluated for up to {LARGEST} workers, not for "
                         f"{max(c.workers, c.servers)}")
-    if m.cores is not None and (busiest := _computing(name, c)) > m.cores:
+    if m.cores is not None and (busiest := _computing(formula, c)) > m.cores:
         raise Uncovered(f"no formula accounts for {busiest} programs of one host that share "
-                        f"{units.counted(m.cores, 'core')}: {name} can only be simulated or measured")
+                        f"{units.counted(m.cores, 'core')}: {formula.__name__} can only be simulated or "
+                        "measured")
 
 
-def _computing(name: str, c: Setting) -> int:
+def _computing(formula: Formula, c: Setting) -> int:
     """The most programs of one host that may compute at the same time; in BSP, workers or servers do."""
-    servers: int | list[int] = 0 if name in PEERS else c.servers
+    servers: int | list[int] = 0 if formula in PEERS.values() else c.servers
     if c.plan and servers:
         servers = [part.server for part in c.plan.parts]
     on: dict[str, list[int]] = {}
     for number, host in enumerate(Network.of(c.machine, c.workers, servers).host.values()):
         on.setdefault(host, [0, 0])[number >= c.workers] += 1
     updating = c.machine.update is not None or bool(c.plan and c.plan.codec)
-    return max(max(workers, servers * updating) if ALGORITHMS[name] is bsp else workers + servers * updating
+    return max(max(workers, servers * updating) if formula is bsp else workers + servers * updating
                for workers, servers in on.values())
 
 
-def _served(name: str, machine: Machine, servers: int) -> Machine:
+def _served(formula: Formula, machine: Machine, servers: int) -> Machine:
     """The machine with servers of speed 1 and the same update times."""
-    if name in PEERS or machine.update is None or not machine.server_speeds:
+    if formula in PEERS.values() or machine.update is None or not machine.server_speeds:
         return machine
     updates = {prices.at(machine, "server", k).update for k in range(servers)}
     if len(updates) > 1:
         raise Uncovered(f"servers of different speeds ({units.written(machine.server_speeds)}) have no "
-                        f"formula: {name} can only be simulated or measured")
-    if ALGORITHMS[name] is easgd:
+                        f"formula: {formula.__name__} can only be simulated or measured")
+    if formula is easgd:
         raise Uncovered("easgd has no formula for servers of a speed other than 1, because its workers "
                         "update too: it can only be simulated or measured")
     return machine.with_(update=updates.pop(), server_speeds=())
 
 
-def _without_overhead(name: str, c: Setting) -> Machine | None:
+def _without_overhead(formula: Formula, c: Setting) -> Machine | None:
     """A machine without overheads on which the algorithm takes the same time, where there is one.
 
     * A step of a ring of equal peers is o + L + b m + o: the latency is L + 2 o.
@@ -107,18 +110,18 @@ def _without_overhead(name: str, c: Setting) -> Machine | None:
     if o is None or m.hosts or m.groups or m.inside or m.colocated or m.updating or m.crowding or c.plan:
         return None
     plain = m.with_(overhead=None)
-    if ALGORITHMS[name] in (sequential, independent, hogwild) or (c.workers == 1 and name in PEERS):
+    if formula in (sequential, independent, hogwild) or (c.workers == 1 and formula in PEERS.values()):
         return plain
-    if ALGORITHMS[name] is allreduce and c.options.get("collective", "ring") == "ring" and not (
+    if formula is allreduce and c.options.get("collective", "ring") == "ring" and not (
             c.nbytes % (4 * c.workers) or c.one_link) and in_step(c):
         return plain.with_(latency=m.latency + 2 * o.seconds(c.nbytes // c.workers))
-    if ALGORITHMS[name] is bsp and c.servers == 1 and c.nbytes and not c.transfer:
+    if formula is bsp and c.servers == 1 and c.nbytes and not c.transfer:
         end = o.seconds(c.nbytes)
         return plain.with_(latency=m.latency + end, bandwidth=c.nbytes / end)
     return None
 
 
-def _figures(name: str, c: Setting) -> Figures:
+def _figures(formula: Formula, c: Setting) -> Figures:
     """The algorithm's formulas; on a machine with overheads, where no other machine is as fast, of what does
     not depend on times."""
     m, in_order = c.machine, replayed(c.times + c.updates)
@@ -127,11 +130,11 @@ def _figures(name: str, c: Setting) -> Figures:
         m = m.with_(compute=own[0] if len(own) == 1 else own, update=_mean_of(m.update, c.steps))
         c = replace(c, machine=m)
     if not (m.overhead or m.updating or m.crowding or (in_order and c.workers > 1)):
-        return ALGORITHMS[name](c)
-    if not in_order and (other := _without_overhead(name, c)) is not None:
-        found = ALGORITHMS[name](replace(c, machine=other))
+        return formula(c)
+    if not in_order and (other := _without_overhead(formula, c)) is not None:
+        found = formula(replace(c, machine=other))
         return found.leave("overhead is one of the causes", "idle_by_cause") if other.linked else found
-    found = ALGORITHMS[name](replace(c, machine=m.with_(overhead=None, updating=0.0, crowding=())))
+    found = formula(replace(c, machine=m.with_(overhead=None, updating=0.0, crowding=())))
     return found.leave("no closed form: overheads of messages, updates by their bytes, crowding and replayed "
                        "times, which are not independent, are simulated",
                        *TIMES, *(each for each in ("staleness_mean", "staleness_max")
@@ -155,16 +158,16 @@ def _of_no_steps(found: Figures) -> Figures:
     return found.without("no iteration, no update", "staleness_mean", "staleness_max")
 
 
-def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
+def predict(algorithm: str | Formula, machine: Machine, *, workers: int, servers: int = 1, nbytes: int = 0,
             batch: int | Sequence[int] = 1, images: int | None = None, steps: int = 1,
             options: Mapping[str, Any] | None = None, plan: Plan | None = None,
-            pipeline: Pipeline | None = None) -> Figures:
+            pipeline: Pipeline | None = None, owner: str = "") -> Figures:
     """Predict every metric of a run for which there is a formula.
 
     Parameters
     ----------
-    algorithm : str
-        A key of `ALGORITHMS`; algorithms of one schedule, such as SSP and CONSGD, share one.
+    algorithm : str or callable
+        A key of `ALGORITHMS`; algorithms of one schedule, such as SSP and CONSGD, share one.  Or a formula.
     machine : Machine
         Must state a compute distribution.
     workers, servers : int
@@ -183,6 +186,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         How gradients travel in parts, see `refsgd.theory.phenomena.layerwise`.
     pipeline : Pipeline, optional
         Of a net in stages, see `refsgd.theory.phenomena.pipeline`.
+    owner : str
+        The algorithm that has these options and no others: a formula that needs another one is refused.
 
     Returns
     -------
@@ -206,8 +211,8 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
     >>> predict("asp", machine.with_(latency=0.001), workers=4, steps=9).missing
     {'staleness_max': 'bounded only by the length of the run: others may make any number of updates'}
     """
-    name = algorithm.replace("-", "_")
-    if name not in ALGORITHMS:
+    formula = algorithm if callable(algorithm) else ALGORITHMS.get(algorithm.replace("-", "_"))
+    if formula is None:
         raise DomainError(f"no formula for algorithm {algorithm!r}; expected one of {', '.join(ALGORITHMS)}")
     check_count("workers", workers)
     check_count("servers", servers)
@@ -219,22 +224,24 @@ def predict(algorithm: str, machine: Machine, *, workers: int, servers: int = 1,
         raise DomainError(f"{len(batches)} batches for {workers} workers; expected one for each")
     check_count("steps", steps, 0)
     check_distribution("compute", prices.own(machine, 0))
-    servers = 1 if name in PEERS else servers
+    servers = 1 if formula in PEERS.values() else servers
     if images is None or not steps:
         images = sum(batches) * max(steps, 1)
     try:
-        setting = Setting(_served(name, machine, servers), workers, servers, nbytes, batches, images,
-                          max(steps, 1), dict(options or {}), plan, pipeline)
+        setting = Setting(_served(formula, machine, servers), workers, servers, nbytes, batches, images,
+                          max(steps, 1), dict(options or {}), plan, pipeline,
+                          owner and f"{formula.__name__} of {owner}")
         if plan and plan.unknown:
             raise Uncovered(plan.unknown)
-        _check_covered(name, setting)
-        found = _figures(name, setting)
+        _check_covered(formula, setting)
+        found = _figures(formula, setting)
     except Uncovered as why:
         simulable = max(workers, servers) <= WIDEST
         return (Figures().leave if simulable else Figures().without)(str(why), *PREDICTED)
-    if name in PEERS:
+    if formula in PEERS.values():
         found["updates"] = replace(found["updates"], formula="updates of each worker")
     if not steps:
         _of_no_steps(found)
+    found.leave("its formula does not give it", *{*PREDICTED} - found.keys() - found.missing.keys())
     found.missing = {name: found.missing[name] for name in PREDICTED if name not in found}
     return found

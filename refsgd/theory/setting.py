@@ -18,7 +18,7 @@ from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.phenomena.layerwise import Plan
 from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
-from refsgd.theory.prediction import Figures, Kind, Prediction, Side
+from refsgd.theory.prediction import DomainError, Figures, Kind, Prediction, Side
 from refsgd.trace.metrics import METRICS, PREDICTED
 
 
@@ -36,6 +36,7 @@ class Setting:
     options: Mapping[str, Any] = field(default_factory=dict)
     plan: Plan | None = None  #: of gradients that travel in parts
     pipeline: Pipeline | None = None  #: of a net in stages
+    owner: str = ""  #: the formula and its algorithm, where that has no options but these
 
     @functools.cached_property
     def times(self) -> list[Distribution]:
@@ -146,10 +147,22 @@ class Setting:
         when it was begun."""
         return self.alike and self.times[0].family == "exponential" and not any(self.exchanges)
 
-    def whole(self, name: str, default: int) -> int:
-        """A whole number among the options; None has the default."""
+    def option(self, name: str, usual: Any) -> Any:
+        """An option that says how much or how often; None has the usual value.
+
+        An algorithm without it may have given it another name, so nothing is assumed.  Options that turn
+        something on are read with ``options.get`` instead: without them it is off.
+        """
+        if self.owner and name not in self.options:
+            raise DomainError(f"formula {self.owner} reads option {name}, found "
+                              f"{', '.join(self.options) or 'none'}; expected an option of this name, or "
+                              "a formula of your own")
         given = self.options.get(name)
-        return default if given is None else int(given)
+        return usual if given is None else given
+
+    def whole(self, name: str, usual: int) -> int:
+        """An option that is a whole number."""
+        return int(self.option(name, usual))
 
     def with_options(self, **options: Any) -> Setting:
         """The same setting with other options of the algorithm."""

@@ -12,14 +12,15 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.facts import EXCHANGE
+from refsgd.algorithms.facts import EXCHANGE, REPLICAS, declare
 from refsgd.cli import main
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.runtimes.errors import ReplayError
 from refsgd.runtimes.fork import can_fork
 from refsgd.runtimes.journal import line, value_of
-from refsgd.testing import explore_algorithm
+from refsgd.testing import check, explore_algorithm
+from refsgd.theory import ALGORITHMS, Figures
 from tests.catalogue import taking
 
 MINE = '''\
@@ -105,6 +106,27 @@ def test_an_own_function_with_a_name_of_the_catalogue_gets_none_of_its_formulas(
     figures = refsgd.predict(NAME, data="quadratic", workers=2, steps=3)
     assert not figures and "there is no formula for pipedream" in figures.missing["seconds"]
     assert refsgd.predict(CATALOGUE["bsp"], data="quadratic") == refsgd.predict("bsp", data="quadratic")
+
+
+def test_a_formula_whose_option_the_function_calls_otherwise_is_refused_and_a_formula_of_its_own_is_taken():
+    def renamed(problem, workers, steps, sgd, *, tau=8):
+        return CATALOGUE["local-sgd"](problem, workers, steps, sgd, period=tau)
+
+    given = {"data": "quadratic", "workers": 4, "steps": 4, "tau": 2}
+    declare(REPLICAS, formula="local_sgd")(renamed)
+    for command in (refsgd.predict, functools.partial(refsgd.compare, runtime="simulator")):
+        with pytest.raises(ValueError, match="^formula local_sgd of renamed reads option period, found tau; expected an "
+                                             "option of this name, or a formula of your own$"):
+            command(renamed, **given)
+
+    def fixed(c):
+        return Figures({"updates": ALGORITHMS["local_sgd"](c.with_options(period=c.options["tau"]))["bytes_sent"]})
+
+    declare(REPLICAS, formula=fixed)(renamed)
+    found, twice = refsgd.predict(renamed, **given), refsgd.predict("local-sgd", data="quadratic", steps=4, period=2)
+    assert found["updates"] == twice["bytes_sent"] and found["bytes_sent"].kind == "simulated"
+    assert {"seconds", "images_per_second"} <= {*found}
+    assert [f.held for f in check(renamed, tau=2, processes=False) if f.name == "formulas"] == [False]
 
 
 @pytest.mark.parametrize(("text", "said"), [

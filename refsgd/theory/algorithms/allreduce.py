@@ -170,7 +170,7 @@ def dgc(c: Setting) -> Figures:
     """Deep gradient compression: each peer sends its largest entries to all others, then all update."""
     if c.plan:
         return _in_parts(c, c.plan, "ring")
-    exchange = collectives.sparse_gather(c.workers, c.nbytes, c.link, float(c.options.get("ratio", 0.01)))
+    exchange = collectives.sparse_gather(c.workers, c.nbytes, c.link, float(c.option("ratio", 0.01)))
     closed = in_rounds(c, exchange.time)
     times: tuple[Prediction | None, Prediction | None] = closed, repeat(c, closed)
     if 1 < c.workers <= LISTENERS and c.machine.linked and (c.placed or not c.together):
@@ -186,7 +186,7 @@ def zero(c: Setting) -> Figures:
     In stages 2 and 3 each layer goes round a ring of its own, two or three times, one after another.  Where
     times are random, peers wait only as far as the ring goes.
     """
-    n, stage = c.workers, int(c.options.get("stage", 3))
+    n, stage = c.workers, c.whole("stage", 3)
     if stage not in (1, 2, 3):
         raise DomainError(f"stage {stage}; expected 1, 2 or 3")
     layers = [part.down for part in c.plan.parts] if c.plan and stage > 1 else [float(c.nbytes)]

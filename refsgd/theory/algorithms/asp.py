@@ -85,8 +85,7 @@ def read(out: Figures, age: Prediction | None) -> None:
 
 def softsync(c: Setting, default: int | None = 1) -> Figures:
     """ASP whose server applies c = floor(n/splitting) gradients in one update, at the last of them."""
-    given = c.options.get("splitting", default)
-    splitting = check_count("splitting", int(c.workers if given is None else given))
+    splitting = check_count("splitting", c.whole("splitting", default or c.workers))
     if splitting > c.workers:
         raise DomainError(f"splitting {splitting} of {c.workers} workers; softsync assumes at most n")
     size, update = c.workers // splitting, c.machine.update

@@ -48,7 +48,7 @@ def _figures(c: Setting, step: Prediction | None, run: Prediction | None,
 def backup_workers(c: Setting) -> Figures:
     """BSP in which the first n - backups gradients of each step count, with one server; late workers finish,
     so a step is a recursion unless pushes queue."""
-    c, k = replace(c, servers=1), min(int(c.options.get("backups", 1)), c.workers - 1)
+    c, k = replace(c, servers=1), min(c.whole("backups", 1), c.workers - 1)
     if not k:
         return bsp(c)
     if c.queues or (c.machine.colocated and c.machine.latency):

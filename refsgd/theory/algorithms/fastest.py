@@ -109,8 +109,7 @@ def _dropped(out: Figures) -> Figures:
 
 def ringmaster(c: Setting) -> Figures:
     """ASP that ignores gradients of a delay of R or more: the times are ASP's, since nobody waits."""
-    given = c.options.get("threshold")
-    limit = float(c.workers if given is None else given)
+    limit = float(c.option("threshold", c.workers))
     out, n = asp(c), c.workers
     if math.isinf(limit) or n == 1:
         return out

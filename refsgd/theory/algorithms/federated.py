@@ -52,7 +52,7 @@ def fedavg(c: Setting) -> Figures:
     """Rounds of H steps of all clients, or of m that are drawn."""
     c = replace(c, servers=1)
     n, h = c.workers, c.whole("period", 8)
-    m, partial = c.whole("sampled", n), h > 1 and bool(c.options.get("partial"))
+    m, partial = c.options.get("sampled") or n, h > 1 and bool(c.options.get("partial"))
     if m == n and not partial:
         return _all(c, h)
     out = _all(replace(c, workers=m, batches=c.batches[:m], images=c.images * m / n), h)
@@ -100,7 +100,7 @@ def _jobs(c: Setting, size: int) -> Figures:
     out = figures(c, None, None, -(-n * jobs // size), 2.0 * n * c.nbytes / h, unbounded(c))
     out["bytes_sent"] = count(2.0 * n * c.nbytes * jobs, "bytes", "2 M x jobs", jobs=float(n * jobs))
     out.without(PUSHES, "staleness_max").leave(JOBS, "staleness_mean")
-    if c.whole("concurrency", n) == n and not c.met and not c.queues:
+    if c.options.get("concurrency") in (None, n) and not c.met and not c.queues:
         p = staleness.asp_run([sum_of(time, h)[0] for time in c.times], jobs, c.exchanges)
         out["staleness_mean"] = replace(p, value=p.value / size, kind="approximation",
                                         terms={"in jobs": p.value}, formula="(n-1)/K less the end of the run",

@@ -52,7 +52,7 @@ def downpour(c: Setting) -> Figures:
     if int(c.options.get("stages", 1)) > 1:
         raise Uncovered("no formula follows the stages of a replica that push and fetch by themselves: this "
                         "can only be simulated or measured")
-    push, fetch = (check_count(name, int(c.options.get(name, 1))) for name in ("push_every", "fetch_every"))
+    push, fetch = (check_count(name, c.whole(name, 1)) for name in ("push_every", "fetch_every"))
     pushes, fetches = -(-c.steps // push) + ((c.steps - 1) % push > 0), -(-c.steps // fetch)
     step: Prediction | None = None
     run, age = step, step
@@ -73,8 +73,8 @@ def downpour(c: Setting) -> Figures:
 
 def easgd(c: Setting) -> Figures:
     """EASGD: elastic exchange with the centre at t = 0, period, ...; workers update their own replicas."""
-    h, exchanges = check_count("period", int(c.options.get("period", 4))), -(-c.steps // int(
-        c.options.get("period", 4)))
+    h = check_count("period", c.whole("period", 4))
+    exchanges = -(-c.steps // h)
     if c.options.get("mode") == "sync":
         out = _exchanging(c, h, None, None, exchanges)
         out["staleness_mean"] = zero("updates", "forces are added to the centre that they were computed from")

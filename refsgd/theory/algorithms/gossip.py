@@ -18,7 +18,7 @@ Rounds = list[list[list[int]]]
 
 def gosgd(c: Setting) -> Figures:
     """GoSGD: with probability p a peer sends replica and weight (8 bytes) to a random peer; none waits."""
-    p = float(c.options.get("p", 0.1))
+    p = float(c.option("p", 0.1))
     if not 0 <= p <= 1:
         raise DomainError(f"p {p}; the formula assumes a share between 0 and 1")
     expected = p * c.workers * (c.nbytes + 8) if c.workers > 1 else 0.0
@@ -32,7 +32,7 @@ def gosgd(c: Setting) -> Figures:
 
 def ako(c: Setting) -> Figures:
     """Ako: one of p partitions to every other peer, all of them in the last iteration; none waits."""
-    p = int(c.options.get("partitions", 2))
+    p = c.whole("partitions", 2)
     if p < 1:
         raise DomainError(f"partitions {p}; the formula assumes at least 1")
     rounds, left = divmod(c.steps - 1, p) if c.steps else (0, 0)
@@ -70,7 +70,7 @@ def _asking(c: Setting, exchange: float, asks: list[bool], update: float, kind: 
 def adpsgd(c: Setting) -> Figures:
     """AD-PSGD: one side of the graph asks; averages overlap with computing; updates take no time."""
     c.check_alone()
-    graph = str(c.options.get("graph", "bipartite"))
+    graph = str(c.option("graph", "bipartite"))
     _known(graph, ("bipartite", "bipartite-ring", "ring", "star"))
     asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
     x = 2 * (c.machine.latency + c.transfer)
@@ -139,9 +139,9 @@ def _rounds(c: Setting, graph: str, before: bool, extra: int) -> Figures:
 
 def dpsgd(c: Setting) -> Figures:
     """D-PSGD: each peer averages with its neighbours; cta sends before computing, atc after the update."""
-    return _rounds(c, str(c.options.get("graph", "ring")), c.options.get("order", "cta") == "cta", 0)
+    return _rounds(c, str(c.option("graph", "ring")), c.option("order", "cta") == "cta", 0)
 
 
 def sgp(c: Setting) -> Figures:
     """SGP: push-sum on a directed graph, a replica and 4 bytes of weight after the update."""
-    return _rounds(c, str(c.options.get("graph", "one-peer-exponential")), False, 4)
+    return _rounds(c, str(c.option("graph", "one-peer-exponential")), False, 4)

@@ -19,7 +19,7 @@ from refsgd.theory.setting import TIMES, Setting, clocks, count, figures, slices
 
 def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
     """A ring averages all replicas every `period` iterations and after the last one."""
-    h = int(c.options.get("period", 8))
+    h = c.whole("period", 8)
     if h < 0:
         raise DomainError(f"period {h}; the formula assumes a whole number of at least 0")
     early = min(switch, c.steps)  # iterations with an average after each; then rounds and a shorter one
@@ -57,12 +57,12 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
 
 def post_local(c: Setting) -> Figures:
     """Allreduce before the switch, local SGD after it."""
-    return local_sgd(c, switch=check_count("switch", int(c.options.get("switch", 46)), 0))
+    return local_sgd(c, switch=check_count("switch", c.whole("switch", 46), 0))
 
 
 def adacomm(c: Setting) -> Figures:
     """Local SGD as long as its period is the first; then the loss decides."""
-    h, interval = int(c.options.get("period", 16)), c.options.get("interval", 1)
+    h, interval = c.whole("period", 16), c.option("interval", 1)
     if c.workers == 1 or interval * h >= c.steps:
         return local_sgd(c.with_options(period=h))
     out = figures(c, None, None, c.steps, 0.0, fresh(), clocks(c, h - 1, h, "a barrier every period"))
@@ -77,7 +77,7 @@ def diloco(c: Setting) -> Figures:
 
 def eager_diloco(c: Setting) -> Figures:
     """A round is exchanged during the next one, and only the last round waits for its own exchange."""
-    h = check_count("period", int(c.options.get("period", 8)))
+    h = check_count("period", c.whole("period", 8))
     rounds, exchange = -(-c.steps // h), collective(c)
     last = c.steps - (rounds - 1) * h
     step = run = None
@@ -99,7 +99,7 @@ def eager_diloco(c: Setting) -> Figures:
 
 def streaming_diloco(c: Setting) -> Figures:
     """Fragments are exchanged one after the other, and each has some steps to arrive."""
-    h, fragments, tau = (check_count(name, int(c.options.get(name, usual)), least) for name, usual, least in (
+    h, fragments, tau = (check_count(name, c.whole(name, usual), least) for name, usual, least in (
         ("period", 8, 1), ("fragments", 4, 1), ("delay", 1, 0)))
     exchanges = [collective(replace(c, nbytes=size)) for size in slices(c.nbytes, fragments)]
     turns = [max(-(-(c.steps - h * p // fragments) // h), min(c.steps, 1)) for p in range(fragments)]
@@ -124,7 +124,7 @@ def streaming_diloco(c: Setting) -> Figures:
 
 def noloco(c: Setting) -> Figures:
     """A peer waits for one partner at the end of a round; who has sat out, with an odd n, comes early."""
-    h = check_count("period", int(c.options.get("period", 8)))
+    h = check_count("period", c.whole("period", 8))
     rounds, sent = -(-c.steps // h), 2.0 * (c.workers // 2) * c.nbytes
     step = run = None
     if c.workers == 1 or (c.workers % 2 == 0 and in_step(c) and not c.placed):

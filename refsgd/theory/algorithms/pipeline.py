@@ -37,7 +37,7 @@ def _stages(c: Setting, p: Pipeline) -> Setting:
 
 def gpipe(c: Setting) -> Figures:
     """Stages that update together, so that each computes all of a step but the bubble."""
-    p, micro = _known(c), int(c.options.get("micro", 4))
+    p, micro = _known(c), c.whole("micro", 4)
     c, m, k = _stages(c, p), max(1, min(micro, min(p.examples[0]))), p.depth
     step: Prediction | None = None
     even = all(count % m == 0 for count in p.examples[0]) and len({round(s, 12) for s in p.shares}) == 1

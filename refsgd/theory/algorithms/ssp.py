@@ -25,7 +25,7 @@ LOADED = 1.4  # load of a server's link or processor, of the pushes of n workers
 
 def ssp(c: Setting) -> Figures:
     """SSP: waits like BSP for s = 0, like ASP for s = infinity or equal fixed times."""
-    s = slack.check_slack(c.options.get("staleness", 3))
+    s = slack.check_slack(c.option("staleness", 3))
     refresh = str(c.options.get("refresh", "fresh"))
     if refresh not in REFRESH:
         raise DomainError(f"refresh {refresh!r}; expected fresh, lazy or eager")
@@ -134,7 +134,7 @@ def _chain(c: Setting, s: int) -> Prediction | None:
 
 def dssp(c: Setting) -> Figures:
     """Dynamic SSP, whose server grants clocks; no worker waits if times are equal and fixed."""
-    low, high = (int(c.options.get(name, default)) for name, default in (("lower", 3), ("upper", 15)))
+    low, high = (c.whole(name, default) for name, default in (("lower", 3), ("upper", 15)))
     if not 0 <= low <= high:
         raise DomainError(f"lower {low}, upper {high}; dynamic SSP assumes 0 <= lower <= upper")
     if c.workers == 1 or (c.alike and c.tied and low >= 1):
@@ -175,7 +175,7 @@ def approximate(c: Setting) -> Figures:
     updates = c.steps * (number if INSIDE[inside] is bsp else c.workers)
     out = figures(c, step, run, updates, 2 * c.workers * c.nbytes)
     _bytes(c, out, sizes, inside)
-    if c.transfer or not ((c.tied and c.alike) or math.isinf(float(c.options.get("ahead", 10)))):
+    if c.transfer or not ((c.tied and c.alike) or math.isinf(float(c.option("ahead", 10)))):
         for name in ("seconds_per_iteration", "seconds", "images_per_second"):
             if name not in out:
                 continue
@@ -194,7 +194,7 @@ def _center(c: Setting, speeds: Sequence[float]) -> Setting:
 def _bytes(c: Setting, out: Figures, sizes: Sequence[int], inside: str) -> None:
     """Set the bytes: models within the centres, and 8 per significant entry between them, if known."""
     total, share = 2.0 * c.workers * c.nbytes * c.steps, c.options.get("share")
-    exact = share is not None and math.isinf(float(c.options.get("barrier", 4)))
+    exact = share is not None and math.isinf(float(c.option("barrier", 4)))
     if share is not None:
         for part in (size // 4 for size in slices(c.nbytes, c.servers)):
             k = math.ceil(float(share) * part * (1 - 1e-12))
