@@ -213,7 +213,7 @@ def test_one_size_tells_no_bandwidth(tmp_path):
 def test_kernels_and_merged_processes(tmp_path):
     """A GPU's kernels have its number as pid, and ranges of the GPU repeat those of the CPU."""
     events = [event("ProfilerStep#1", 0, 100, cat="user_annotation", pid=99),
-              event("ProfilerStep#1", 20, 90, cat="gpu_user_annotation", pid=0),
+              event("ProfilerStep#1", 10, 80, cat="gpu_user_annotation", pid=0),
               event("nccl:all_reduce", 5, 1, cat="user_annotation", pid=99, args={
                   "Input Dims": [[1000]], "Input type": ["float"]}),
               event("volta_sgemm", 10, 50, cat="kernel", pid=0),
@@ -224,6 +224,33 @@ def test_kernels_and_merged_processes(tmp_path):
     assert found.collectives["all_reduce", 4000.0] == (1, pytest.approx(0.05))
     both = [{**e, "pid": f"{rank}"} for rank in (0, 1) for e in profile(rank)["traceEvents"]]
     assert read([wrote(tmp_path / "both.json", both)]).ranks == (0, 1)
+
+
+def ahead(rank, marked=True):
+    """A GPU that needs 200 ms a step, launched in 20 ms by a host that never waits."""
+    events = []
+    for k in range(4):
+        host, gpu = 20 * k, 1 + 200 * k
+        events += [event("DistributedDataParallel.forward", host, 6, cat="user_annotation"),
+                   event("Optimizer.step#SGD.step", host + 17, 2, cat="user_annotation"),
+                   event(f"ProfilerStep#{k}", host, 20, cat="user_annotation"),
+                   event("gemm", gpu, 160, cat="kernel"), event("adam", gpu + 190, 10, cat="kernel"),
+                   event("ncclDevKernel_AllReduce", gpu + 140, 50, cat="kernel", tid=20,
+                         args={"Collective name": "allreduce"})]
+        events += [event(f"ProfilerStep#{k}", gpu, 160, cat="gpu_user_annotation"),
+                   event(f"ProfilerStep#{k}", gpu + 140, 60, cat="gpu_user_annotation", tid=20),
+                   event("Optimizer.step#SGD.step", gpu + 190, 10, cat="gpu_user_annotation")] * marked
+    return {"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}}
+
+
+def test_a_host_that_runs_ahead_of_its_gpu(tmp_path, capsys):
+    found = read([wrote(tmp_path / f"{r}.json", ahead(r)) for r in (0, 1)])
+    assert found.recorded == pytest.approx(np.full((2, 4), 0.2))
+    assert (found.compute.mean(), found.exchange) == pytest.approx((0.17, 0.03))  # 190 - 160
+    assert found.phases == pytest.approx({"forward on the host": 0.006, "optimiser": 0.01})
+    assert found.collectives["all_reduce", 0.0] == (1, pytest.approx(0.05))
+    assert main(["advise", "--trace", wrote(tmp_path / "plain.json", ahead(0, marked=False))]) == 2
+    assert "kernels end 721 ms after the last step" in capsys.readouterr().err
 
 
 def test_ranks_in_names_of_files(tmp_path):

@@ -25,12 +25,13 @@ RANK = re.compile(r"rank[\W_]{0,2}(\d+)", re.IGNORECASE)
 DEVICES = re.compile(r"mtia|hpu|npu|tpu|xpu|neuron", re.IGNORECASE)  #: whose operators cannot be read
 #: kinds of events by category and name in lower case; the first that fits
 KINDS = {kind: re.compile(form) for kind, form in {
-    "": r"gpu_user_annotation/", "step": r"[^/]*/profilerstep#\d+$",
+    "step": r"[^/]*/profilerstep#\d+$",
     "sent": r"(?!kernel)[^/]*/(nccl|gloo|mpi|ucc):|kernel/.*(nccl|rccl)", "kernel": r"kernel/",
     "forward": r"[^/]*/(# *)*(forward|distributeddataparallel.forward)",
     "backward": r"(?!cpu_op)[^/]*/(# *)*backward", "optimiser": r"[^/]*/(# *)*optimizer\b(?!\.zero)",
     "autograd": r"[^/]*/autograd::engine::evaluate_function",
     "operator": r"(cpu_op|operator)/(?!record_param_comms|c10d::)"}.items()}
+PHASES = "forward", "backward", "optimiser"
 MARKS = "sent", "backward", "autograd", "optimiser"  #: kinds of training
 #: bytes of a number, by PyTorch's names of types
 BYTES = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int": 4, "long": 8, "short": 2, "bool": 1,
@@ -49,7 +50,8 @@ class Span(NamedTuple):
     nbytes: float = 0.0  #: that a rank gives to a collective; 0: unknown
 
 
-Kinds = dict[str, list[Span]]  #: a rank's events by kind; "done": of a timeline
+#: a rank's events by kind; "done": of a timeline; "gpu step": of the GPU, which repeats marks of the host
+Kinds = dict[str, list[Span]]
 
 
 class File(NamedTuple):
@@ -146,6 +148,7 @@ def _sort(path: str, event: dict[str, Any], args: dict[str, Any], kinds: Kinds) 
     start, text = _number(path, event, "ts") / 1e6, f"{category}/{name}".lower()
     span = Span(start, start + _number(path, event, "dur") / 1e6)
     kind = next((kind for kind, form in KINDS.items() if form.match(text)), "")
+    repeated = text.startswith("gpu_user_annotation/")  # of each stream, from its first kernel to its last
     if kind in ("step", "sent"):
         op = str(args.get("Collective name") or name).lower().split("(")[0].rpartition(":")[2].strip("_")
         op = re.sub(r"^(all|reduce)_?(reduce|gather|scatter|to)", r"\1_\2", op)
@@ -156,8 +159,10 @@ def _sort(path: str, event: dict[str, Any], args: dict[str, Any], kinds: Kinds) 
         chunk = args.get("model_chunk", 0)
         kinds["done"].append(span._replace(name=name.lower(), thread=str(event.get("tid")), step=int(step_),
                                            chunk=chunk if isinstance(chunk, int) else 0))
-    elif kind:
+    elif kind and not repeated:
         kinds[kind].append(span)
+    elif kind in ("step", *PHASES):
+        kinds[f"gpu {kind}"].append(span)
 
 
 def _nbytes(args: dict[str, Any]) -> float:

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import as_bytes, as_rate, counted, spoken
 from refsgd.experiment.profiles import timeline
-from refsgd.experiment.profiles.chrome import MARKS, File, Kinds, Span, load, refuse
+from refsgd.experiment.profiles.chrome import MARKS, PHASES, File, Kinds, Span, load, refuse
 
-PHASES = "forward", "backward", "optimiser"
 Matrix = npt.NDArray[np.float64]
 #: how often a ring of n ranks goes round in a collective: n - 1 messages, and (n - 1)/n of the bytes
 RING = {"all_reduce": 2, "reduce_scatter": 1}
+LATE = 0.05  #: of all steps: how long kernels may run after them before steps of the host mislead
 
 
 @dataclass(frozen=True)
@@ -159,20 +159,24 @@ def _of_profile(file: File, ranks: dict[int, Kinds], steps: list[int], world: in
     recorded, exposed = np.zeros((2, len(ranks), len(steps)))
     phases, sent = defaultdict[str, list[float]](list), defaultdict[Any, list[float]](list)
     for i, kinds in enumerate(ranks.values()):
-        computed = kinds.get("kernel") or kinds.get("operator", []) + kinds.get("autograd", [])
+        autograd = kinds.get("autograd", [])
+        computed = kinds.get("kernel") or kinds.get("operator", []) + autograd
         busy = _times(computed)
         both = _times(computed + [e for e in kinds.get("sent", []) if e.thread != "nccl"])
-        parts = {"backward": _times(kinds.get("autograd", []))} | {
-            phase: _times(kinds[phase]) for phase in PHASES if kinds.get(phase)}
-        spans = {each.step: each for each in kinds["step"]}
-        for k, step in enumerate(spans[s] for s in steps):
+        host, spans = {each.step: each for each in kinds["step"]}, _steps(file.path, kinds)
+        parts = {(phase + " on the host" * (not on_gpu and bool(kinds.get("kernel")))): (
+            spans if on_gpu else host, _times(on_gpu or kinds.get(phase) or autograd * (phase == "backward")))
+            for phase in PHASES for on_gpu in [kinds.get(f"gpu {phase}", [])]}
+        for k, number in enumerate(steps):
+            step = spans[number]
             recorded[i, k] = step.end - step.start
             exposed[i, k] = _covered(both, step) - _covered(busy, step)
-            for phase, some in parts.items():
-                phases[phase].append(_covered(some, step))
+            for phase, (own, some) in parts.items():
+                phases[phase].append(_covered(some, own[number]))
             turn = defaultdict[Any, int](int)
             for each in sorted(kinds.get("sent", [])):
-                if step.start <= each.start < step.end:
+                within = host[number] if each.thread == "nccl" else step
+                if within.start <= each.start < within.end:
                     key = each.name, each.nbytes, each.thread != "nccl"
                     sent[*key, k, turn[key]].append(each.end - each.start)
                     turn[key] += 1
@@ -193,6 +197,24 @@ def _of_profile(file: File, ranks: dict[int, Kinds], steps: list[int], world: in
                {phase: float(np.mean(took)) for phase, took in phases.items() if any(took)}, collectives,
                buckets, link,
                (*notes, *why, *["layers: no bucket has its bytes"] * (not buckets)))
+
+
+def _steps(path: str, kinds: Kinds) -> dict[int, Span]:
+    """A rank's steps, each until host and GPU are done: the host may run ahead, and launch later steps."""
+    host, gpu = sorted(kinds["step"]), kinds.get("gpu step", [])
+    late = max((each.end for each in kinds.get("kernel", [])), default=0.0) - host[-1].end
+    if not gpu and late > LATE * sum(each.end - each.start for each in host):
+        refuse(path, f"kernels end {spoken(late)} after the last step, whose marks are the host's",
+               "marks of steps on the GPU, gpu_user_annotation, or torch.cuda.synchronize() before p.step()")
+    found, at = dict[int, Span](), -math.inf
+    for each in host:
+        own = [mark for mark in gpu if mark.step == each.step]
+        end = max([each.end, *(mark.end for mark in own)])
+        behind = not found and end > each.end  # kernels of steps before the first are not recorded
+        at = min(mark.start for mark in own) if behind else max(at, each.start)
+        found[each.step] = each._replace(start=at, end=end)
+        at = end
+    return found
 
 
 def _times(some: Sequence[Span]) -> Matrix:
