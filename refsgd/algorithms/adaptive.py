@@ -46,7 +46,7 @@ class Adam(SGD):
 
     def start(self, x: Array) -> Any:
         """The two averages before the first update: zeros."""
-        return np.zeros_like(x), np.zeros_like(x)
+        return super().start(x), super().start(x)
 
     def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
         """Parameters and averages after update t, from 0 on, with gradient g."""

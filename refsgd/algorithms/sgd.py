@@ -146,7 +146,7 @@ class SGD:
 
     def start(self, x: Array) -> Any:
         """The velocity before the first update: zeros of the shape of the parameters `x`."""
-        return np.zeros_like(x)
+        return np.zeros(x.shape, x.dtype, like=x)  # unlike zeros_like, it takes no memory before it is read
 
     def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
         """Parameters and velocity after update t with gradient g: new arrays, but without momentum `v`

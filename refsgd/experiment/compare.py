@@ -163,7 +163,7 @@ def prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], 
         mine = {**each, **own.get(name, {}), **said}
         experiment = prepare(a, **mine)
         turns.append(Turn(a, mine, experiment, experiment.told | said))
-    unused.check([turn.experiment for turn in turns], stated)
+    unused.check([unused.reasons(turn.experiment, stated) for turn in turns])
     labels = [turn.label for turn in turns]
     if twice := next((label for label in labels if labels.count(label) > 1), ""):
         raise Usage(f"algorithms: {twice} appears twice; expected options that tell the rows apart, such as "

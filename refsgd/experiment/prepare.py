@@ -389,7 +389,7 @@ def prepare(algorithm: Algorithm, problem: Problem | None = None, *, stated: Seq
     if on_devices(machine) and problem.work is None:
         raise Usage(f"compute {written(machine.compute)} with net {problem.describe['net']}, whose work is "
                     "unknown; by it a device prices a gradient: expected a net such as tiny, or a time")
-    unused.check([experiment], stated)
+    unused.check([unused.reasons(experiment, stated)])
     return experiment
 
 

@@ -98,7 +98,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                     "expected another quantity, or another algorithm")
     common = shared(arguments, [function for _, function in named])
     curves: dict[str, list[float | None]] = {}
-    unit, refused, why, experiments = "", None, "", []
+    unit, refused, why, idle, toothed = "", None, "", list[dict[str, str]](), False
     for algorithm, (name, _), each, it_takes in zip(chosen, named, common, takes):
         curves[name] = []
         for value in values:
@@ -110,8 +110,10 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
             if quantity == "workers":
                 given["machine"] = machine.for_workers(int(value))
             try:
-                experiments.append(prepare(algorithm, **given))
-                figures = experiments[-1].predictions()
+                e = prepare(algorithm, **given)  # not kept: it has the parameters, and programs with replicas
+                idle.append(unused.reasons(e, stated))
+                toothed |= e.images < sum(e.batches) * e.steps
+                figures = e.predictions()
                 found, why = figures.get(metric), why or figures.missing.get(metric, "")
             except ValueError as error:  # outside the formula's domain, or more servers than it allows
                 found, refused = None, refused or error
@@ -122,9 +124,9 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
             raise refused
         raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here"
                     + (f": {why}" if why else "; expected another metric, such as images_per_second"))
-    unused.check(experiments, stated)
-    toothed = metric == "images_per_second" and any(e.images < sum(e.batches) * e.steps for e in experiments)
-    return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves), toothed)
+    unused.check(idle)
+    return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves),
+                 toothed and metric == "images_per_second")
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:

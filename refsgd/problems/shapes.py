@@ -26,7 +26,7 @@ from refsgd.problems.nn.blocks import blocks as blocks_of
 from refsgd.problems.nn.net import Net
 from refsgd.problems.problem import Problem, with_batches
 
-_SAME = (np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort)
+_SAME = (np.zeros, np.zeros_like, np.empty_like, np.ones_like, np.abs, np.sort, np.argsort)
 
 
 class NoContents(TypeError):

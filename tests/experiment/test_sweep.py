@@ -1,15 +1,21 @@
 """Sweeps of the formulas, and the explanation of residuals."""
 
 import json
+import weakref
 from dataclasses import replace
 
+import numpy as np
+import psutil
 import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.adaptive import Adam
+from refsgd.algorithms.sgd import SGD
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.display.tables import comparison_table, explain, residual
+from refsgd.experiment import sweep as module
 from refsgd.experiment.sweep import crossings, parse_range, sweep
 from refsgd.problems import quadratic
 
@@ -163,3 +169,29 @@ def test_the_harder_case_needs_data_that_can_be_dealt_out_anew():
     with pytest.raises(refsgd.experiment.prepare.Usage,
                        match="hard with your own problem; expected data and net"):
         refsgd.compare(["bsp"], problem=quadratic(), runtime="simulator", steps=2, machine=FAST, hard=True)
+
+
+def test_a_sweep_keeps_the_parameters_of_one_point_only(monkeypatch):
+    made, alive = [], []
+
+    def kept(*given, **told):
+        alive.append(sum(each() is not None for each in made))
+        e = module_prepare(*given, **told)
+        made.append(weakref.ref(e.problem.x0))
+        return e
+
+    module_prepare = module.prepare
+    monkeypatch.setattr(module, "prepare", kept)
+    sweep(["allreduce", "bsp"], "bandwidth", np.geomspace(1e6, 1e9, 8), machine=FAST, data="digits", steps=3)
+    assert len(alive) == 16 and max(alive) <= 2, alive
+
+
+@pytest.mark.parametrize("rule", [SGD(0.1), Adam(0.1)])
+def test_a_prediction_makes_no_replica_as_the_state_of_a_rule_takes_no_memory_before_an_update(rule):
+    def grown(start):
+        before = psutil.Process().memory_info().rss
+        state = start(x)
+        return psutil.Process().memory_info().rss - before, state
+
+    x = np.ones(25_000_000, np.float32)
+    assert grown(rule.start)[0] < 0.1 * x.nbytes < 0.9 * x.nbytes < grown(np.zeros_like)[0]

@@ -106,14 +106,18 @@ UNUSED: Mapping[str, Callable[[Experiment], str]] = {
     "overhead": lambda e: "it sends no messages" * (not any(_pairs(e)))}
 
 
-def check(experiments: Sequence[Experiment], stated: Sequence[str]) -> None:
-    """Refuse fields of the machine that flags have set, and that change none of these experiments."""
-    asked = [name for name in stated if name in UNUSED]
-    for name in asked:
-        whys = [UNUSED[name](e) for e in experiments]
-        if experiments and all(whys):
-            flag = "load" if name == "loads" else name.replace("_", "-")
-            raise Usage(f"--{flag} changes nothing of {experiments[0].name}: {whys[0]}; expected no --{flag}")
+def reasons(e: Experiment, stated: Sequence[str]) -> dict[str, str]:
+    """Why fields of the machine that flags have set change nothing of the experiment, by flag."""
+    found = {name: UNUSED[name](e) for name in stated if name in UNUSED}
+    return {"load" if name == "loads" else name.replace("_", "-"): f"{e.name}: {why}"
+            for name, why in found.items() if why}
+
+
+def check(found: Sequence[Mapping[str, str]]) -> None:
+    """Refuse fields of the machine for which each experiment has one of the `reasons`."""
+    for flag, why in found[0].items() if found else ():
+        if all(flag in each for each in found):
+            raise Usage(f"--{flag} changes nothing of {why}; expected no --{flag}")
 
 
 def check_own(name: str, facts: Facts, options: Mapping[str, Any], usual: Mapping[str, Any],
