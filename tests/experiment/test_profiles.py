@@ -253,6 +253,22 @@ def test_a_host_that_runs_ahead_of_its_gpu(tmp_path, capsys):
     assert "kernels end 721 ms after the last step" in capsys.readouterr().err
 
 
+def test_an_exchange_in_one_step_of_four_counts_by_a_quarter(tmp_path):
+    """Gradient accumulation, where a step of the profile is a micro-batch."""
+    events = []
+    for k in range(8):
+        at, took = 100 * k + 80 * (k // 4), 180 if k % 4 == 3 else 100
+        events += [event(f"ProfilerStep#{k}", at, took, cat="user_annotation"),
+                   event("backward", at, 60, cat="user_annotation"), event("gemm", at, 100, cat="kernel")]
+        events += [event("ncclDevKernel_AllReduce", at + 100, 80, cat="kernel", args={
+            "Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float"})] * (k % 4 == 3)
+    found = read([wrote(tmp_path / f"rank{r}.json", events) for r in (0, 1)])
+    assert (found.compute.mean(), found.exchange) == pytest.approx((0.1, 0.08 / 4))
+    assert found.collectives["all_reduce", 4000.0] == pytest.approx((1 / 4, 0.08))
+    times = [e for e in timeline() if e["name"] != "grads-sync" or e["args"]["step"] == 3]
+    assert read([wrote(tmp_path / "t.json", times)]).exchange == pytest.approx(SYNC / 4e3)
+
+
 def test_ranks_in_names_of_files(tmp_path):
     paths = [wrote(tmp_path / f"job.rank{r}.pt.trace.json", profile(r, info=False)) for r in (3, 12)]
     assert read(paths).ranks == (3, 12)

@@ -33,12 +33,12 @@ class Job:
     world: int  #: ranks of the job, of which some may have no file
     recorded: Matrix  #: of each step, from its first to its last operation
     compute: Matrix  #: of each step, without waiting for other ranks
-    exchange: float  #: of a step: all ranks wait together for collectives, and for the update after them
+    exchange: float  #: of a mean step: all ranks wait together for collectives, and for the update after them
     ideal: float  #: of a step's computing if all operations of a kind took their mean
     level: Matrix | None  #: as `compute`, with the operations of all pipeline stages equally long
     stages: tuple[float, ...]  #: of a micro-batch in each stage of a pipeline
     phases: dict[str, float]  #: mean seconds of a step's forward and backward pass and optimiser
-    collectives: dict[tuple[str, float], tuple[int, float | None]]  #: by bytes: number in a step, seconds
+    collectives: dict[tuple[str, float], tuple[float, float | None]]  #: by bytes: number in a step, seconds
     buckets: tuple[tuple[float, float], ...]  #: all-reduced in a step: bytes, seconds since the one before
     link: tuple[float, float] | None  #: latency [s] and bandwidth [bytes/s] fitted to them
     unknown: tuple[str, ...]
@@ -77,7 +77,7 @@ class Job:
         lines += [f"{phase}: {spoken(seconds)}" for phase, seconds in self.phases.items()]
         lines += [f"stage {i}: {spoken(seconds)} a micro-batch" for i, seconds in enumerate(self.stages)
                   if len(self.stages) > 1]
-        lines += [f"{op}: {count} a step" + f" of {as_bytes(size)}" * (size > 0)
+        lines += [f"{op}: {count:g} a step" + f" of {as_bytes(size)}" * (size > 0)
                   + (f", {spoken(seconds)}" if seconds is not None else ", of unknown time")
                   for (op, size), (count, seconds) in self.collectives.items()]
         if self.link:
@@ -183,17 +183,18 @@ def _of_profile(file: File, ranks: dict[int, Kinds], steps: list[int], world: in
     taken = defaultdict[tuple[str, float], list[list[float]]](lambda: [[], []])
     for (op, nbytes, timed, *_), found in sent.items():  # the last to come waits least
         taken[op, nbytes][timed].append(min(found))
-    collectives = {key: (math.ceil(len(took or only) / len(steps)), float(np.median(took)) if took else None)
+    collectives = {key: (len(took or only) / len(steps), float(np.median(took)) if took else None)
                    for key, (only, took) in taken.items()}
     if all(seconds is None for _, seconds in collectives.values()):
         notes.append("seconds of collectives: " + ("only their launch" if sent else "there are none"))
     link, why = _fitted(collectives, world)
-    buckets = _buckets(next(iter(ranks.values())), steps[-1])
+    first = next(iter(ranks.values()))  # a step of gradient accumulation may have none
+    buckets = next((found for step in reversed(steps) if (found := _buckets(first, step))), ())
     compute = recorded - exposed
     if not (compute > 0).all():
         refuse(file.path, "steps without computing", "operators or kernels in each step")
     return Job(file.path, "profile of PyTorch", tuple(ranks), tuple(steps), world, recorded, compute,
-               float(np.median(exposed.min(axis=0))), float(compute.mean()), None, (),
+               float(exposed.min(axis=0).mean()), float(compute.mean()), None, (),
                {phase: float(np.mean(took)) for phase, took in phases.items() if any(took)}, collectives,
                buckets, link,
                (*notes, *why, *["layers: no bucket has its bytes"] * (not buckets)))
@@ -242,7 +243,7 @@ def _buckets(kinds: Kinds, number: int) -> tuple[tuple[float, float], ...]:
                  if each.thread == sent[0].thread)
 
 
-def _fitted(collectives: Mapping[tuple[str, float], tuple[int, float | None]],
+def _fitted(collectives: Mapping[tuple[str, float], tuple[float, float | None]],
             n: int) -> tuple[tuple[float, float] | None, list[str]]:
     """Latency and bandwidth of a ring from sizes that differ, or why there are none."""
     rows = np.array([(RING[op] * (n - 1), RING[op] * (n - 1) / n * size, seconds) for (op, size), (_, seconds)

@@ -102,5 +102,5 @@ def exchanges(done: Mapping[tuple[int, int], Sequence[Span]], steps: Sequence[in
         longest[name, step, rank] = max(longest[name, step, rank], seconds)
     for (name, step, _), seconds in longest.items():
         least[name, step] = min(least.get((name, step), seconds), seconds)
-    return {name: float(np.median([least.get((name, step), 0.0) for step in steps]))
+    return {name: float(np.mean([least.get((name, step), 0.0) for step in steps]))
             for name in sorted({name for name, _ in least})}
