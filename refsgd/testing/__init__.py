@@ -70,6 +70,7 @@ MACHINES = (
 
 
 Deploy = Callable[..., Deployment]
+RULE = SGD(RATE)
 MANY = (3, 4, 2)  #: workers of a larger case: the first number that is not refused
 
 
@@ -305,10 +306,10 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
     own = {**(options_for(algorithm, options) if algorithm else options), **more}
     facts = facts_of(builds, own)
 
-    def deploy(problem: Problem, workers: int, steps: int) -> Deployment:
+    def deploy(problem: Problem, workers: int, steps: int, sgd: SGD = RULE) -> Deployment:
         if said:
-            problem = replace(problem, exchange=exchanges.exchange_of(said, SGD(RATE), workers, problem))
-        return check_deployment(name, builds(problem, workers, steps, SGD(RATE), **own))
+            problem = replace(problem, exchange=exchanges.exchange_of(said, sgd, workers, problem))
+        return check_deployment(name, builds(problem, workers, steps, sgd, **own))
 
     for first in (("lint", _lint, builds), ("deployment", _begins, builds, {**own, **said}, deploy)):
         finding = attempt(*first)
@@ -330,6 +331,7 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
             yield attempt("gradients count", contents.reach, deploy, bool(codecs))
         yield attempt("versions read", contents.versions, deploy)
         yield attempt("formulas", contents.formula, builds, {**own, **said})
+        yield attempt("updates", contents.updates, builds, deploy, with_defaults(builds, own))
         yield attempt("mean of replicas", _mean, deploy)
         yield attempt("unequal batches", _weighs, deploy)
         yield from codecs

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refsgd.algorithms.facts import facts_of
+from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Array
+from refsgd.effects import Array, Deployment
 from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters
 from refsgd.problems import quadratic
@@ -102,6 +104,29 @@ def versions(deploy: Small) -> str:
             raise AssertionError(f"{claimed[v]} gradients are marked as computed at version {v}; {true[v]} "
                                  "were computed at that model; expected marks that name what was read")
     return f"{claimed.total()} gradients were computed at the models that marks name"
+
+
+def updates(builds: Callable[..., Any], deploy: Callable[..., Deployment],
+            options: Mapping[str, Any]) -> str:
+    """Check that the update rule counts as many updates as the facts say, with which a schedule ends."""
+    seen = list[int]()
+
+    def schedule(t: int) -> float:
+        seen.append(t)
+        return 1.0
+
+    _traced(lambda *case: deploy(*case, SGD(RATE, schedule=schedule)))
+    expected = facts_of(builds, options).updates(WORKERS, STEPS, options)
+    if expected is None or not seen:
+        raise NotChecked("does not apply: " + ("its programs use no update rule" if expected else
+                                               "its facts say that only the run shows how many there are"))
+    if (counts := max(seen) + 1) != expected:
+        said = f"the update rule counts {counts} in {STEPS} steps of {WORKERS} workers"
+        if not hasattr(builds, "facts"):
+            raise NotChecked(f"{said}; schedules end at {expected}, unless you declare `updates`")
+        raise AssertionError(f"{said}, and the facts {expected}, where schedules end; expected another "
+                             "`updates`")
+    return f"{counts} in {STEPS} steps of {WORKERS} workers, where schedules end"
 
 
 def formula(function: str | Callable[..., Any], options: Mapping[str, Any]) -> str:

@@ -24,10 +24,13 @@ def found(function, **options):
 
 @pytest.mark.parametrize("name", [name for name in CATALOGUE if name not in SPECIAL])
 def test_the_catalogue_says_what_its_models_contain(name):
-    def deploy(*case):
-        return CATALOGUE[name](*case, SGD(RATE))
+    function = CATALOGUE[name]
 
-    for check_, given in ((contents.reach, (deploy,)), (contents.versions, (deploy,)), (contents.formula, (name, {}))):
+    def deploy(*case):
+        return function(*case, SGD(RATE))
+
+    for check_, given in ((contents.reach, (deploy,)), (contents.versions, (deploy,)), (contents.formula, (name, {})),
+                          (contents.updates, (function, function, function.__kwdefaults__ or {}))):
         assert attempt(check_.__name__, check_, *given).held is not False
 
 
@@ -101,6 +104,7 @@ def test_a_last_round_that_is_missing_is_said():
 @pytest.mark.parametrize(("facts", "name", "words"), [
     (Facts(timeless=True), "all schedules", "its facts say that it is timeless"),
     (Facts(formula="bsp"), "formulas", "updates is 60 in a run, and by the formulas that its facts name 20"),
+    (Facts(), "updates", "the update rule counts 60 in 20 steps of 3 workers, and the facts 20, where schedules end"),
     (REPLICAS, "deployment", "")])
 def test_facts_that_a_run_refutes_are_found(facts, name, words):
     @declare(facts)
