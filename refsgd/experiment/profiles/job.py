@@ -189,7 +189,7 @@ def _of_profile(file: File, ranks: dict[int, Kinds], steps: list[int], world: in
         notes.append("seconds of collectives: " + ("only their launch" if sent else "there are none"))
     link, why = _fitted(collectives, world)
     first = next(iter(ranks.values()))  # a step of gradient accumulation may have none
-    buckets = next((found for step in reversed(steps) if (found := _buckets(first, step))), ())
+    buckets = next(filter(None, (_buckets(first, step) for step in reversed(steps))), ())
     compute = recorded - exposed
     if not (compute > 0).all():
         refuse(file.path, "steps without computing", "operators or kernels in each step")
