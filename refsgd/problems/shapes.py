@@ -89,8 +89,8 @@ class ShapeOnly:
         return self
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> ShapeOnly:
-        if method != "__call__":
-            _refuse(f"{ufunc.__name__}.{method}", "elementwise arithmetic")
+        if method != "__call__" or ufunc.signature:  # such as matmul's
+            _refuse(f"{ufunc.__name__}.{method}".removesuffix(".__call__"), "elementwise arithmetic")
         for other in inputs:
             self._arithmetic(other)
         return self
@@ -107,12 +107,27 @@ class ShapeOnly:
             raise ValueError(f"shape-only vectors of sizes {self.size} and {other.size}; expected equal ones")
         return self
 
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_") or not hasattr(np.ndarray, name):
+            raise AttributeError(f"shape-only vectors have no attribute {name!r}")
+        _refuse(name)
+
     def _compared(self, other: Any) -> Any:
         _refuse("comparison")
 
-    __lt__ = __le__ = __gt__ = __ge__ = _compared
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _arithmetic
-    __neg__ = __pos__ = copy
+    def _product(self, other: Any) -> Any:
+        _refuse("inner product")
+
+    def _value(self) -> Any:
+        _refuse("value")
+
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _compared
+    __hash__ = object.__hash__
+    __matmul__ = __rmatmul__ = _product
+    __bool__ = __int__ = __float__ = __complex__ = _value
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _arithmetic
+    __pow__ = __rpow__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _arithmetic
+    __neg__ = __pos__ = __abs__ = copy
 
 
 def shape_only(d: int, batch: int | Sequence[int] = 1, operations: float | None = None,

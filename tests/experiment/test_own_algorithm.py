@@ -14,6 +14,7 @@ import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.facts import EXCHANGE, REPLICAS, declare
 from refsgd.cli import main
+from refsgd.effects import Compute, Node
 from refsgd.experiment.prepare import prepare
 from refsgd.problems import quadratic
 from refsgd.runtimes.errors import ReplayError
@@ -127,6 +128,20 @@ def test_a_formula_whose_option_the_function_calls_otherwise_is_refused_and_a_fo
     assert found["updates"] == twice["bytes_sent"] and found["bytes_sent"].kind == "simulated"
     assert {"seconds", "images_per_second"} <= {*found}
     assert [f.held for f in check(renamed, tau=2, processes=False) if f.name == "formulas"] == [False]
+
+
+def test_an_algorithm_that_reads_an_inner_product_is_simulated_with_contents_and_refused_without():
+    def lazy(problem, workers, steps, sgd):
+        def peer():
+            g = yield Compute(problem.gradient, problem.x0, 0, 0)
+            return problem.x0 - g * (float(g @ g) > 1)
+
+        return {"worker0": Node(peer())}
+
+    found = refsgd.predict(lazy, kind="simulated", data="quadratic", workers=1)
+    assert "the given problem" in found["seconds"].formula
+    with pytest.raises(ValueError, match="^lazy reads the entries of its vectors, and net shapes:1000 has none"):
+        refsgd.run(lazy, data="none", net="shapes:1000", workers=1)
 
 
 @pytest.mark.parametrize(("text", "said"), [

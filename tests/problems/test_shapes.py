@@ -11,7 +11,7 @@ from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.problems import quadratic
-from refsgd.problems.shapes import ShapeOnly, shape_only
+from refsgd.problems.shapes import NoContents, ShapeOnly, shape_only
 from tests.marks import mostly_slow
 
 MACHINE = Machine(compute="exponential(0.1)", latency=0.001, bandwidth=1e6)
@@ -58,10 +58,19 @@ def test_an_algorithm_that_decides_by_entries_is_refused_in_one_line(name, optio
 
 @pytest.mark.parametrize("act", [lambda x: x > 0, lambda x: x.astype(float), lambda x: x.__setitem__(3, 0),
                                  lambda x: x[3], lambda x: np.linalg.norm(x), lambda x: x + ShapeOnly(3),
-                                 lambda x: np.add.reduce(x)])
+                                 lambda x: np.add.reduce(x), lambda x: x @ x, lambda x: np.ones(10) @ x, np.asarray,
+                                 lambda x: x.sum(), lambda x: x.dot(x), lambda x: x.reshape(2, 5), float, bool,
+                                 lambda x: x == x, lambda x: x != 0, lambda x: 0 in x])
 def test_what_needs_contents_is_refused(act):
-    with pytest.raises((TypeError, ValueError), match="expected"):
+    with pytest.raises((NoContents, ValueError), match="expected"):
         act(ShapeOnly(10))
+
+
+def test_every_elementwise_operator_gives_a_vector_of_the_same_size():
+    x, two = ShapeOnly(10), np.float32(2)
+    for y in (abs(x), -x, x**2, 2**x, 1 / x, x // 2, x % 2, two * x, two / x, np.sqrt(x)):
+        assert y.size == 10
+    assert not hasattr(x, "layers") and {x: 1}[x] == 1
 
 
 def test_a_shape_only_net_does_not_run_as_processes():
