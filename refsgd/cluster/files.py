@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from refsgd.cluster import nccl
 from refsgd.cluster.checks import check_keys, prefixed
 from refsgd.cluster.machine import Machine
 
@@ -63,6 +64,8 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
     except OSError as error:
         raise ValueError(f"machine file {path}: include {include!r}: {error.strerror}; expected the name of "
                          "another machine file") from None
+    if nccl.is_table(values.get("bandwidth")):
+        below.pop("latency", None)  # the table gives another
     return {**below, **values}, {**origin, **dict.fromkeys(values, path)}, timed or below_timed
 
 

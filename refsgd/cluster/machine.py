@@ -129,7 +129,7 @@ class Machine:
         with prefixed("loads: "):
             object.__setattr__(self, "loads", devices.as_loads(self.loads))
         bandwidth: Any = self.bandwidth
-        if isinstance(bandwidth, str) and bandwidth.strip().startswith("@"):
+        if nccl.is_table(bandwidth):
             with prefixed("bandwidth @"):
                 latency, bandwidth = nccl.link_of(bandwidth.strip()[1:])
             object.__setattr__(self, "bandwidth", bandwidth)
@@ -242,6 +242,8 @@ class Machine:
         """
         if {"hosts", "groups"} & set(changes):
             changes["source"] = ""
+        if nccl.is_table(changes.get("bandwidth")):
+            changes.setdefault("latency", 0.0)  # else that of the table would not count
         return replace(self, **changes)
 
     def slow_motion(self, factor: float) -> Machine:

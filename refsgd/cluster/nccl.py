@@ -10,8 +10,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+
+
+def is_table(bandwidth: Any) -> bool:
+    """Whether a bandwidth names a table, which gives the latency too."""
+    return isinstance(bandwidth, str) and bandwidth.strip().startswith("@")
 
 
 def link_of(path: str) -> tuple[float, float]:
@@ -22,15 +28,20 @@ def link_of(path: str) -> tuple[float, float]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror or error}; expected a table of nccl-tests") from None
     ranks = sum(bool(re.match(r"#\s+Rank\s+\d+", line)) for line in lines)
-    form = r"\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([\d.]+)\s"
-    rows = [(float(found[1]), 1e-6 * float(found[2])) for line in lines if (found := re.match(form, line))]
-    rows = [(size, seconds) for size, seconds in rows if size and seconds]
+    form = r"\s*(\d+)\s+\d+\s+\w+\s+(\w+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s"
+    found = [row.groups() for line in lines if (row := re.match(form, line))]
+    rows = [(float(size), 1e-6 * float(us)) for size, _, _, us, *_ in found if float(size) and float(us)]
     if ranks < 2 or len({size for size, _ in rows}) < 2:
         raise ValueError(f"{path}: {ranks} ranks and {len(rows)} sizes; expected the output of "
                          "all_reduce_perf, with a line '# Rank' for each of two or more, and two sizes")
+    steps = 2 * (ranks - 1)
+    for _, operation, root, _, alg, bus in found:  # both bandwidths are rounded to 0.01
+        apart = abs(float(bus) - steps / ranks * float(alg))
+        if operation == "none" or root != "-1" or apart > 0.02 + 0.01 * float(bus):
+            raise ValueError(f"{path}: redop {operation}, root {root}, busbw {bus} at algbw {alg}: this is not "
+                             f"an all-reduce of {ranks} ranks; expected the output of all_reduce_perf")
     from scipy.optimize import nnls
 
-    steps = 2 * (ranks - 1)
     terms = np.array([[steps / seconds, steps * size / ranks / seconds * 1e-9] for size, seconds in rows])
     latency, per_gigabyte = nnls(terms, np.ones(len(rows)))[0]
     if not per_gigabyte:
