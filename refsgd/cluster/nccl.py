@@ -38,8 +38,8 @@ def link_of(path: str) -> tuple[float, float]:
     for _, operation, root, _, alg, bus in found:  # both bandwidths are rounded to 0.01
         apart = abs(float(bus) - steps / ranks * float(alg))
         if operation == "none" or root != "-1" or apart > 0.02 + 0.01 * float(bus):
-            raise ValueError(f"{path}: redop {operation}, root {root}, busbw {bus} at algbw {alg}: this is not "
-                             f"an all-reduce of {ranks} ranks; expected the output of all_reduce_perf")
+            raise ValueError(f"{path}: redop {operation}, root {root}, busbw {bus} at algbw {alg}: not an "
+                             f"all-reduce of {ranks} ranks; expected the output of all_reduce_perf")
     from scipy.optimize import nnls
 
     terms = np.array([[steps / seconds, steps * size / ranks / seconds * 1e-9] for size, seconds in rows])
