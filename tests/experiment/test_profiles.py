@@ -204,6 +204,21 @@ def test_profiles_of_two_ranks(tmp_path):
     assert found.collectives["all_reduce", 4e6] == (1, pytest.approx(5e-3))
 
 
+def test_files_of_some_ranks_are_not_the_whole_job(tmp_path):
+    few, both = (what_if(read([wrote(tmp_path / f"{world}-rank{r}.json", profile(r, 1 + r, world=world))
+                               for r in (0, 1)])) for world in (128, 2))
+    rows = {row.name: row for row in few.rows}
+    assert few.job.link  # over which two of 128 ranks would exchange faster than all
+    assert rows["without rank 1"].seconds == pytest.approx(0.022 * 128 / 127 + 0.022)
+    assert rows["allreduce"].seconds == pytest.approx(rows["as it was"].seconds)
+    assert "of exchange every step, as it was" in rows["bsp"].assumption
+    assert not [name for name in rows if name.startswith("backup")]  # the slowest may be one of the others
+    assert "with equal ranks, among the 2 of 128 whose files are here." in few.verdict
+    assert [row.assumption[:3] for row in both.rows if row.name.startswith("backup")] == ["50%"]
+    equal = what_if(read([wrote(tmp_path / f"rank{r}.json", profile(r, world=3)) for r in (0, 1)]))
+    assert "by treating stragglers, unless they are among the others." in equal.verdict
+
+
 def test_one_size_tells_no_bandwidth(tmp_path):
     found = read([wrote(tmp_path / f"{r}.json", profile(r, sizes=(1000, 1000))) for r in (0, 1)])
     assert found.link is None

@@ -54,8 +54,8 @@ class WhatIf:
 
 def what_if(job: Job) -> WhatIf:
     """The job's step with each change; raises Usage if there is one rank."""
-    n, times, rest = len(job.ranks), job.compute, job.exchange
-    if n < 2:
+    n, times, rest = job.world, job.compute, job.exchange
+    if len(job.ranks) < 2:
         refuse(job.path, "one rank", "two or more, whose times may differ: a file for each, or one with all")
 
     def together(some: np.typing.NDArray[np.float64]) -> float:
@@ -82,15 +82,15 @@ def _simulated(job: Job, c: Candidate) -> Row | None:
     period, n = int(c.options.get("period", 1)), len(job.ranks)
     steps = period * max(1, min(MOST // n, len(job.steps)) // period)
     size = sum(nbytes for nbytes, _ in job.buckets)
-    linked = job.link is not None and size > 0
+    linked = job.link is not None and size > 0 and n == job.world
     machine, options = job.machine(), dict(c.options)
     if not linked:
         machine = Machine(compute=machine.compute)
         if "collective" in options_of(CATALOGUE[c.algorithm]):  # where messages are free, few of them will do
             options["collective"] = "tree"
     try:
-        if c.dropped >= n:
-            raise Usage("no gradient is left")
+        if c.dropped >= n or (c.dropped and n < job.world):
+            raise Usage("no gradient is left, or none of the ranks that are known may be the slowest")
         e = prepare(c.algorithm, machine=machine, net=f"shapes:{max(1, int(size / 4))}", data="none",
                     workers=n, steps=steps, **options)
     except Usage:
@@ -110,10 +110,12 @@ def _simulated(job: Job, c: Candidate) -> Row | None:
 
 def _verdict(job: Job, rows: Sequence[Row], traced: Sequence[Row]) -> str:
     """The remedy for the largest part of the slow-down."""
-    was, ideal = rows[0].seconds, rows[1].seconds
-    said = f"A step takes {spoken(was)}, x{was / ideal:.2f} of {spoken(ideal)} with equal ranks."
+    was, ideal, n = rows[0].seconds, rows[1].seconds, len(job.ranks)
+    some = f", among the {n} of {job.world} whose files are here" * (n < job.world)
+    said = f"A step takes {spoken(was)}, x{was / ideal:.2f} of {spoken(ideal)} with equal ranks{some}."
     if was < (1 + LEAST) * ideal:
-        return said + " No strategy can gain more than that by treating stragglers."
+        return (f"{said} No strategy can gain more than that by treating stragglers"
+                + ", unless they are among the others" * bool(some) + ".")
     names = {c.name: c for c in TRACED}
     own = [row for row in traced if names[row.name].kind is not ONE or names[row.name].dropped]
     best = min(own, key=lambda row: (not row.pytorch, row.seconds))
