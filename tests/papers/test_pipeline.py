@@ -143,7 +143,7 @@ def hold_the_bubble_of_chunks(deploy, depth, micro, chunks, passes):
 @pytest.mark.parametrize(("depth", "micro"), [(2, 2), (2, 6), (3, 3), (3, 12), (4, 4)])
 @pytest.mark.parametrize("chunks", [2, 3])
 def test_chunks_divide_the_bubble(depth, micro, chunks, passes):
-    """Megatron-LM, section 2.2: (K - 1)/(v m) of the time of the passes; for v times as many messages."""
+    """Megatron-LM, section 2.2: (K - 1)/(v m) of the time of the passes; for more than v times as many messages."""
     hold_the_bubble_of_chunks(gpipe, depth, micro, chunks, passes)
 
 

@@ -11,6 +11,7 @@ from refsgd.algorithms.facts import facts_of
 from refsgd.algorithms.server import downpour
 from refsgd.algorithms.sgd import SGD
 from refsgd.runtimes.simulator import simulate
+from refsgd.theory.phenomena import memory
 from refsgd.trace import Computed, Sent
 from tests.watching import RANDOM, curved
 
@@ -77,6 +78,14 @@ def test_a_worker_sends_and_gets_what_the_facts_say(name):
 def test_requests_beside_the_pushes_are_caught():
     assert set(per_iteration(downpour.downpour(curved(workers=3), 3, 8, SGD(0.1), 3)).values()) == {
         (6, 3, 24)}
+
+
+def test_a_peer_of_zero_holds_what_the_facts_say():
+    """For each stage, with one vector of state."""
+    told = re.sub(r"(?<=[\ds)]) ?(?=[ML])", "*", quick_facts("zero")["memory"]).partition(", for")[0]
+    for stage, formula in enumerate(told.split("; "), start=1):
+        held = eval(formula, {"M": 4000, "n": 4, "s": 1, "L": 1200})
+        assert held == memory.zero(1000, 4, stage, 300, optimiser="momentum").value
 
 
 @pytest.mark.parametrize("name", [n for n in PARALLEL if n not in ("hogwild", "approximate", "sandblaster")])

@@ -14,9 +14,9 @@ Quick facts
 -----------
 synchronous: yes | centralised: no | roles: n peers, each with a shard | messages: n-1 out of each peer for
 each sum and each gathering of a layer, in stage 1 of the vector | bytes: 2 (n-1)/n M out of each peer, in
-stage 3 3 (n-1)/n M (M = 4 d) | memory: M + M + s M/n; M + (1+s) M/n and a layer; (2+s) M/n and a layer, for s
-vectors of state | staleness: 0 | clock gap: 0 while computing | momentum: in shards | aggregation: mean over
-images | deterministic: yes
+stage 3 3 (n-1)/n M (M = 4 d) | memory: M + M + s M/n; M + (1+s) M/n + 2L; (2+s) M/n + 2L, for s vectors of
+state and a largest layer of L bytes | staleness: 0 | clock gap: 0 while computing | momentum: in shards |
+aggregation: mean over images | deterministic: yes
 
 What differs from the paper
 ---------------------------

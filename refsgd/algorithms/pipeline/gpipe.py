@@ -11,8 +11,8 @@ micro-batches and waits for all of them before one synchronous update::
         x = update(x, g)
 
 With ``passes="1f1b"`` (PipeDream-flush) a stage starts each backward pass as soon as it can, the first
-micro-batch first.  With ``chunks=v`` node k has v stages, k, K + k, ..., for v times as many messages.  With
-fewer stages than workers there are several replicas of the net: data and model parallelism together.
+micro-batch first.  With ``chunks=v`` node k has v stages, k, K + k, ...: v K - 1 cuts in place of K - 1.
+With fewer stages than workers there are several replicas of the net: data and model parallelism together.
 
 Quick facts
 -----------
