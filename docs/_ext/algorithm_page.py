@@ -257,6 +257,13 @@ class Player(Run):
         return [nodes.raw("", frame, format="html")]
 
 
+#: of the facts and of the formulas further down
+SYMBOLS = (
+    "Unless a page defines them otherwise: $n$ workers, $d$ parameters, $M = 4d$ bytes; $T$ is the time of a gradient, "
+    "$u$ that of an update, $\\alpha$ the latency of a message, $\\beta$ the time of a byte on a link, $w = M\\beta$ "
+    "that of a model, and $\\gamma$ that of adding a byte to another ([glossary](../explanation/glossary)).")
+
+
 class Facts(Directive):
     """``algorithm-facts``."""
 
@@ -266,7 +273,7 @@ class Facts(Directive):
         facts, remarks = quick_facts(ast.get_docstring(ast.parse("".join(source.lines))) or "")
         rows = "".join(f"| {key.replace('|', chr(92) + '|')} | {value.replace('|', chr(92) + '|')} |\n"
                        for key, value in facts)
-        return self.markdown(f"| fact | |\n|---|---|\n{rows}\n" + "\n\n".join(remarks))
+        return self.markdown(f"| fact | |\n|---|---|\n{rows}\n" + "\n\n".join([SYMBOLS, *remarks]))
 
 
 def section(doc: str, title: str) -> list[str]:

@@ -12,8 +12,8 @@ M / period up | staleness: gradients 0 (own replica), forces unbounded (async) o
 (async), at most 2 period - 1 started and 2 period completed (sync) | momentum: at the worker | aggregation:
 sum of forces | deterministic: sync yes, async given the order of arrival
 
-An exchange conserves the sum of all replicas and the centre.  alpha = 0 is n independent SGDs, 1/2 moves both
-to the middle, 1 swaps them.  If no other force comes between a fetch and its force, exchanges alone are
+An exchange conserves the sum of all replicas and the centre.  ``alpha=0`` is n independent SGDs, 1/2 moves
+both to the middle, 1 swaps them.  If no other force comes between a fetch and its force, exchanges alone are
 stable for alpha < 1.  If all n workers fetch the same centre, as in ``sync``, and in ``async`` when they run
 in step, only for alpha (n + 1) < 2.  The default 0.9/n satisfies both.  Unequal batches: both ends of a force
 are equal, so all replicas pull the centre equally, whatever their numbers of examples.
