@@ -68,6 +68,7 @@ def _own(args: argparse.Namespace, name: str, function: Any, more: Any = None
          ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The given options of an algorithm, with those that only `more` has, and those of an exchange."""
     own = Parser(prog=f"refsgd check {name}")
+    flags(own)
     of_exchange(own)
     own_options(own, name.removeprefix("--as "), function)
     if more is not None:

@@ -216,7 +216,11 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Calla
         kind = type(parameter.default) if parameter.annotation is parameter.empty else parameter.annotation
         if float in (kind, *typing.get_args(kind)):
             kind = number
-        add_flag(group, name, kind, dest=f"own_{name}", help=f"default {parameter.default}")
+        try:
+            add_flag(group, name, kind, dest=f"own_{name}", help=f"default {parameter.default}")
+        except argparse.ArgumentError:
+            raise Usage(f"option {name} of {algorithm.rpartition(':')[2]} is also one of "
+                        f"{' '.join(parser.prog.split()[:2])}; expected another name") from None
 
 
 def as_meant(arguments: Sequence[str]) -> list[str]:

@@ -58,6 +58,9 @@ def check_warmup(warmup_steps: int, steps: int) -> None:
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
     """The algorithm's own options: keyword-only parameters of its deployment function, types resolved."""
+    if not inspect.isroutine(function):  # a partial or an object has neither a name nor facts
+        raise Usage(f"an algorithm of type {type(function).__name__}; expected a function f(problem, "
+                    "workers, steps, sgd, *, options), written with def")
     # defaults are those with which Python calls it: documentation tools put text into its ``__signature__``
     hints, defaults = typing.get_type_hints(function), getattr(function, "__kwdefaults__", None) or {}
     return {name: p.replace(annotation=hints.get(name, p.annotation), default=defaults.get(name, p.default))
@@ -145,9 +148,16 @@ def check_speeds(machine: Machine, workers: int, servers: int | None = None) -> 
                         f"{load.role}{most - 1}")
 
 
+def check_names(name: str, function: Callable[..., Deployment], others: Iterable[str]) -> None:
+    """Refuse own options that are called as `others`, which would get their values."""
+    if both := next((option for option in options_of(function) if option in others), ""):
+        raise Usage(f"option {both} of {name} is also one of a run; expected another name")
+
+
 def check_options(name: str, function: Callable[..., Deployment], options: Mapping[str, Any],
-                  others: Iterable[str] = ()) -> None:
+                  others: Sequence[str] = ()) -> None:
     """Refuse options that an algorithm does not have, and values of the wrong type."""
+    check_names(name, function, others)
     known = options_of(function)
     for option, value in options.items():
         if option not in known:

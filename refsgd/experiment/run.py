@@ -13,7 +13,7 @@ from refsgd._version import __version__
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
-from refsgd.experiment.arguments import Usage, check_unpaced, check_warmup, check_whole, checked
+from refsgd.experiment.arguments import Usage, check_names, check_unpaced, check_warmup, check_whole, checked
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import EVALUATIONS, evaluate
 from refsgd.experiment.execution.perform import OBSERVED, RUNTIMES, check_monitor, perform, planned, watched
@@ -76,7 +76,9 @@ class RunOptions:
     def of(cls, algorithm: Algorithm, problem: Problem | None, given: Mapping[str, Any]) -> RunOptions:
         """The options among keyword arguments; all others describe what is trained."""
         named = dict(given)
-        own = {f.name for f in fields(cls)} & named.keys()
+        names = {f.name for f in fields(cls)}
+        check_names(*deployment_function(algorithm), names)
+        own = names & named.keys()
         return cls(algorithm, problem, **{name: named.pop(name) for name in own}, arguments=named)
 
 

@@ -5,6 +5,7 @@ import functools
 import inspect
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -128,6 +129,27 @@ def test_a_formula_whose_option_the_function_calls_otherwise_is_refused_and_a_fo
     assert found["updates"] == twice["bytes_sent"] and found["bytes_sent"].kind == "simulated"
     assert {"seconds", "images_per_second"} <= {*found}
     assert [f.held for f in check(renamed, tau=2, processes=False) if f.name == "formulas"] == [False]
+
+
+@pytest.mark.parametrize(("option", "commands"), [
+    ("momentum", ("run", "predict", "explore", "step", "check")), ("record", ("run",)), ("page", ("explore",)),
+    ("seconds", ("check",))])
+def test_an_own_option_with_the_name_of_one_of_a_run_is_refused(option, commands, mine, capsys):
+    mine.write_text(MINE.replace("rate", option).replace("sgd.lr * ", ""))
+    for command in commands:
+        assert main([command, NAME, "--quiet"] if command == "run" else [command, NAME]) != 0
+        assert re.search(f"option {option} of pipedream is also one of (a run|refsgd {command}); expected another name",
+                         "".join(capsys.readouterr()))
+    if "run" in commands:
+        with pytest.raises(ValueError, match=f"^option {option} of pipedream is also one of a run"):
+            refsgd.run(NAME, data="quadratic", **{option: 0.9})
+
+
+@pytest.mark.parametrize("command", ["run", "check", "explore"])
+def test_only_functions_are_algorithms(command, mine, capsys):
+    mine.write_text(MINE + "import functools\npart = functools.partial(pipedream, rate=2.0)\n")
+    assert main([command, "mine.py:part"]) == 2
+    assert "an algorithm of type partial; expected a function f(problem" in capsys.readouterr().err
 
 
 def test_an_algorithm_that_reads_an_inner_product_is_simulated_with_contents_and_refused_without():
