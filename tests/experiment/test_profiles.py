@@ -219,6 +219,18 @@ def test_files_of_some_ranks_are_not_the_whole_job(tmp_path):
     assert "by treating stragglers, unless they are among the others." in equal.verdict
 
 
+def test_the_strategy_of_the_job_itself_takes_as_long_as_the_job(tmp_path):
+    for last in (False, True):  # accumulation: buckets in the last step alone, which no link is asked for in each
+        data = [profile(r, 1 + r) for r in (0, 1)]
+        for each in data:
+            each["traceEvents"] = [e for e in each["traceEvents"] if not last or e["ts"] > 2e5 or "gloo" not in e["name"]]
+        found = what_if(read([wrote(tmp_path / f"rank{r}.json", data[r]) for r in (0, 1)]))
+        rows = {row.name: row for row in found.rows}
+        assert found.job.link
+        assert rows["allreduce"].seconds == pytest.approx(rows["as it was"].seconds)
+        assert ("over the fitted link" in rows["bsp"].assumption) == (not last)
+
+
 def test_one_size_tells_no_bandwidth(tmp_path):
     found = read([wrote(tmp_path / f"{r}.json", profile(r, sizes=(1000, 1000))) for r in (0, 1)])
     assert found.link is None

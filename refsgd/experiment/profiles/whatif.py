@@ -82,7 +82,10 @@ def _simulated(job: Job, c: Candidate) -> Row | None:
     period, n = int(c.options.get("period", 1)), len(job.ranks)
     steps = period * max(1, min(MOST // n, len(job.steps)) // period)
     size = sum(nbytes for nbytes, _ in job.buckets)
-    linked = job.link is not None and size > 0 and n == job.world
+    usual = sum(count * nbytes for (op, nbytes), (count, _) in job.collectives.items() if op == "all_reduce")
+    linked = job.link is not None and 0 < size < 1.01 * usual and n == job.world  # and in every step
+    if linked and c.pytorch and c.kind is ONE:
+        return Row(c.name, job.synchronous, "its buckets beside the backward pass, as they were", c.pytorch)
     machine, options = job.machine(), dict(c.options)
     if not linked:
         machine = Machine(compute=machine.compute)
