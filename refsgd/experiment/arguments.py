@@ -58,7 +58,7 @@ def check_warmup(warmup_steps: int, steps: int) -> None:
 
 def options_of(function: Callable[..., Deployment]) -> dict[str, inspect.Parameter]:
     """The algorithm's own options: keyword-only parameters of its deployment function, types resolved."""
-    if not inspect.isroutine(function):  # a partial or an object has neither a name nor facts
+    if not hasattr(function, "__name__"):  # such as a partial, which has no facts either
         raise Usage(f"an algorithm of type {type(function).__name__}; expected a function f(problem, "
                     "workers, steps, sgd, *, options), written with def")
     # defaults are those with which Python calls it: documentation tools put text into its ``__signature__``
