@@ -35,7 +35,7 @@ def timeline(times=TIMES, first=0, pid=lambda rank: rank):
     """Ranks that compute, and wait for the last one in grads-sync."""
     events = []
     for step in range(len(times[0])):
-        begin = 200.0 * step
+        begin = 10_000.0 * step
         end = begin + max(sum(rank[step]) for rank in times) + SYNC
         for rank, own in enumerate(times):
             f, b = own[step]
@@ -143,6 +143,18 @@ def test_a_rank_that_is_slow_all_the_time_gets_less_work(tmp_path):
     assert rows["without rank 1"] == pytest.approx(30 * 1.5 + SYNC)
     assert rows["local-sgd period=4"] == pytest.approx(60 + SYNC / 4)  # windows do not help
     assert "Rank 1 is slow all the time: work by speed" in found.verdict
+
+
+def test_one_pause_is_not_a_rank_that_is_slow_all_the_time(tmp_path):
+    times = [[(10, 20)] * 9 + [(10, 6000)], [(10, 20)] * 10]
+    verdict = what_if(read([wrote(tmp_path / "t.json", timeline(times, first=10))])).verdict
+    assert "Pauses cost most: step 19 of rank 0 took 6.01 s, x200 of its median" in verdict
+    assert "without 1 such pause a step takes 35 ms" in verdict
+
+
+def test_a_rank_that_is_slow_in_few_steps_is_not_slow_all_the_time(tmp_path):
+    times = [[(10, 20)] * 7 + [(20, 50)] * 3, [(10, 20)] * 10, [(10, 20)] * 10]  # x2.3 is no pause
+    assert "slow in turns" in what_if(read([wrote(tmp_path / "t.json", timeline(times))])).verdict
 
 
 def staged(slow, micro=4, count=3):

@@ -10,7 +10,7 @@ import numpy as np
 
 from refsgd.algorithms import CATALOGUE
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.units import spoken
+from refsgd.cluster.units import counted, spoken
 from refsgd.experiment.advice.candidates import ONE, TRACED, Candidate
 from refsgd.experiment.arguments import Usage, options_of
 from refsgd.experiment.prepare import prepare
@@ -20,6 +20,7 @@ from refsgd.runtimes.simulator import Simulator
 from refsgd.trace.schema import json_text
 
 LEAST, HALF = 0.05, 0.5  #: slow-down that is worth a change; share of it that a remedy has to remove
+PAUSE = 3  #: of a rank's median step: longer ones are pauses, as for a checkpoint
 MOST = 6400  #: simulated steps of all ranks
 
 
@@ -128,9 +129,18 @@ def _verdict(job: Job, rows: Sequence[Row], traced: Sequence[Row]) -> str:
         return (f"{said} Stage {worst}{', the last' * (worst == count - 1)} of {count} takes "
                 f"x{job.stages[worst] / np.mean(job.stages):.2f} of the mean: move layers to the others "
                 f"({spoken(level.seconds)} a step). No data-parallel strategy helps: ranks are alike.")
-    divided = min(rows[2:4], key=lambda row: row.seconds)
-    if was - divided.seconds >= HALF * (was - ideal):
-        slow = job.ranks[int(job.compute.mean(axis=1).argmax())]
-        return f"{said} Rank {slow} is slow all the time: {divided.name} ({spoken(divided.seconds)} a step)."
+    times, median = job.compute, np.median(job.compute, axis=1, keepdims=True)
+    calm = np.minimum(times, np.where(times > PAUSE * median, median, np.inf))
+    gain = float((times.max(axis=0) - calm.max(axis=0)).mean())
+    if gain >= HALF * (was - ideal):
+        r, k = divmod(int(times.argmax()), len(job.steps))
+        return (f"{said} Pauses cost most: step {job.steps[k]} of rank {job.ranks[r]} took "
+                f"{spoken(times[r, k])}, x{times[r, k] / median[r, 0]:.3g} of its median; without "
+                f"{counted(int((calm < times).sum()), 'such pause')} a step takes {spoken(was - gain)}.")
+    divided, slow = min(rows[2:4], key=lambda row: row.seconds), int(times.mean(axis=1).argmax())
+    always = float(np.median(times[slow] / times.mean(axis=0))) >= 1 + LEAST
+    if always and was - divided.seconds >= HALF * (was - ideal):
+        return (f"{said} Rank {job.ranks[slow]} is slow all the time: {divided.name} "
+                f"({spoken(divided.seconds)} a step).")
     return (f"{said} Ranks are slow in turns, none all the time: let them run ahead of each other, by local "
             f"steps or slack ({best.name}: {spoken(best.seconds)} a step).")
