@@ -151,7 +151,7 @@ def predicted(job: Job, name: str, s: Setting) -> float:
     """Seconds of a step in a setting, from the profiles of another."""
     parts = layers(name)
     problem = shape_only(parts[-1].slice.stop, parts=parts)
-    gradients = [seconds for (op, size), (_, seconds) in job.collectives.items() if size > 1000]
+    gradients = [seconds for (op, size, _), (_, seconds) in job.collectives.items() if size > 1000]
     loss = job.exchange - sum(seconds or 0.0 for seconds in gradients)  # what else all ranks wait for
     machine = job.machine()
     if s.every > 1:

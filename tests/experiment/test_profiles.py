@@ -213,7 +213,7 @@ def test_profiles_of_two_ranks(tmp_path):
     assert found.exchange == pytest.approx(22e-3)  # the second rank comes last, and waits for bytes alone
     assert found.link == pytest.approx((0.5e-3, 1e9), rel=1e-6)  # 2 (n-1) messages, 2 (n-1)/n of the bytes
     assert [each["parameters"] for each in found.net("n")["layers"]] == [4_000_000, 1_000_000]
-    assert found.collectives["all_reduce", 4e6] == (1, pytest.approx(5e-3))
+    assert found.collectives["all_reduce", 4e6, 2] == (1, pytest.approx(5e-3))
 
 
 def test_files_of_some_ranks_are_not_the_whole_job(tmp_path):
@@ -260,7 +260,7 @@ def test_kernels_and_merged_processes(tmp_path):
                   "Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float"})]
     found = read([wrote(tmp_path / "gpu.json", events)])
     assert found.compute[0, 0] == pytest.approx(0.07)  # 30 ms of the collective are beside no kernel
-    assert found.collectives["all_reduce", 4000.0] == (1, pytest.approx(0.05))
+    assert found.collectives["all_reduce", 4000.0, 1] == (1, pytest.approx(0.05))
     both = [{**e, "pid": f"{rank}"} for rank in (0, 1) for e in profile(rank)["traceEvents"]]
     assert read([wrote(tmp_path / "both.json", both)]).ranks == (0, 1)
 
@@ -287,7 +287,7 @@ def test_a_host_that_runs_ahead_of_its_gpu(tmp_path, capsys):
     assert found.recorded == pytest.approx(np.full((2, 4), 0.2))
     assert (found.compute.mean(), found.exchange) == pytest.approx((0.17, 0.03))  # 190 - 160
     assert found.phases == pytest.approx({"forward on the host": 0.006, "optimiser": 0.01})
-    assert found.collectives["all_reduce", 0.0] == (1, pytest.approx(0.05))
+    assert found.collectives["all_reduce", 0.0, 2] == (1, pytest.approx(0.05))
     assert main(["advise", "--trace", wrote(tmp_path / "plain.json", ahead(0, marked=False))]) == 2
     assert "kernels end 721 ms after the last step" in capsys.readouterr().err
 
@@ -303,9 +303,31 @@ def test_an_exchange_in_one_step_of_four_counts_by_a_quarter(tmp_path):
             "Collective name": "allreduce", "In msg nelems": 1000, "dtype": "Float"})] * (k % 4 == 3)
     found = read([wrote(tmp_path / f"rank{r}.json", events) for r in (0, 1)])
     assert (found.compute.mean(), found.exchange) == pytest.approx((0.1, 0.08 / 4))
-    assert found.collectives["all_reduce", 4000.0] == pytest.approx((1 / 4, 0.08))
+    assert found.collectives["all_reduce", 4000.0, 2] == pytest.approx((1 / 4, 0.08))
     times = [e for e in timeline() if e["name"] != "grads-sync" or e["args"]["step"] == 3]
     assert read([wrote(tmp_path / "t.json", times)]).exchange == pytest.approx(SYNC / 4e3)
+
+
+def collectives(dtype, *some, group=4, world=64):
+    """A rank whose step sends each (name of the kernel, name, numbers, ms), after a backward pass of 50 ms."""
+    events, at = [], 50
+    for kernel, name, numbers, took in some:
+        events += [event("nccl:" + name, 30, 1, cat="user_annotation"),
+                   event(f"ncclDevKernel_{kernel}_RING_LL(...)", at, took, cat="kernel", tid=20, args={
+                       "Collective name": name, "In msg nelems": numbers, "dtype": dtype, "Group size": group})]
+        at += took
+    events += [event("backward", 20, 20, cat="user_annotation"), event("gemm", 0, 50, cat="kernel"),
+               event("Optimizer.step#SGD.step", 41, 2, cat="user_annotation"),
+               event("ProfilerStep#1", 0, at, cat="user_annotation")]
+    return {"traceEvents": events, "distributedInfo": {"rank": 0, "world_size": world}}
+
+
+def test_a_link_is_fitted_to_the_groups_of_collectives(tmp_path, capsys):
+    some = [("AllReduce", "allreduce", n, 2 * 3 * (0.02 + 4 * n / 4 / 1e7)) for n in (1_000_000, 25_000_000)]
+    path = wrote(tmp_path / "rank0.json", collectives("Float", *some))
+    assert read([path]).link == pytest.approx((2e-5, 1e10))
+    assert main(["calibrate", "--trace", path, "--output", str(tmp_path / "m.json")]) == 0
+    assert "1 a step of 4.00 MB in groups of 4" in capsys.readouterr().out
 
 
 def test_ranks_in_names_of_files(tmp_path):

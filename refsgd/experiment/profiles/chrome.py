@@ -48,6 +48,7 @@ class Span(NamedTuple):
     step: int = 0
     chunk: int = 0  #: of the layers of an interleaved pipeline stage
     nbytes: float = 0.0  #: that a rank gives to a collective; 0: unknown
+    group: int = 0  #: ranks of a collective; 0: unknown
 
 
 #: a rank's events by kind; "done": of a timeline; "gpu step": of the GPU, which repeats marks of the host
@@ -154,6 +155,7 @@ def _sort(path: str, event: dict[str, Any], args: dict[str, Any], kinds: Kinds) 
         op = re.sub(r"^(all|reduce)_?(reduce|gather|scatter|to)", r"\1_\2", op)
         step = int(name.partition("#")[2]) if kind == "step" else 0
         span = span._replace(name=op, nbytes=_nbytes(args), step=step,
+                             group=size if isinstance(size := args.get("Group size"), int) else 0,
                              thread="kernel" if text.startswith("kernel/") else name.partition(":")[0])
     if str(step_ := args.get("step", "")).isdecimal() and kind != "step":
         chunk = args.get("model_chunk", 0)

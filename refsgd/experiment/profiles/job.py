@@ -38,7 +38,8 @@ class Job:
     level: Matrix | None  #: as `compute`, with the operations of all pipeline stages equally long
     stages: tuple[float, ...]  #: of a micro-batch in each stage of a pipeline
     phases: dict[str, float]  #: mean seconds of a step's forward and backward pass and optimiser
-    collectives: dict[tuple[str, float], tuple[float, float | None]]  #: by bytes: number in a step, seconds
+    #: by bytes and ranks of the group: number in a step, seconds
+    collectives: dict[tuple[str, float, int], tuple[float, float | None]]
     buckets: tuple[tuple[float, float], ...]  #: all-reduced in a step: bytes, seconds since the one before
     link: tuple[float, float] | None  #: latency [s] and bandwidth [bytes/s] fitted to them
     unknown: tuple[str, ...]
@@ -78,8 +79,9 @@ class Job:
         lines += [f"stage {i}: {spoken(seconds)} a micro-batch" for i, seconds in enumerate(self.stages)
                   if len(self.stages) > 1]
         lines += [f"{op}: {count:g} a step" + f" of {as_bytes(size)}" * (size > 0)
+                  + f" in groups of {group}" * (group != self.world)
                   + (f", {spoken(seconds)}" if seconds is not None else ", of unknown time")
-                  for (op, size), (count, seconds) in self.collectives.items()]
+                  for (op, size, group), (count, seconds) in self.collectives.items()]
         if self.link:
             lines.append(f"link: latency {spoken(self.link[0])}, bandwidth {as_rate(self.link[1])}, fitted "
                          "to collectives over a ring")
@@ -150,8 +152,8 @@ def _of_timeline(file: File, ranks: dict[int, Kinds], steps: list[int], world: i
     return Job(
         file.path, "timeline", tuple(ranks), tuple(steps), world, np.array(recorded), matrix(list),
         sum(others.values()), float(ideal.mean()), matrix(timeline.levelled) if count > 1 else None,
-        tuple(by_stage), mean, {(name, 0.0): (1, took) for name, took in others.items() if took}, (), None,
-        (*notes, "bytes of collectives, and so latency and bandwidth", "layers"))
+        tuple(by_stage), mean, {(name, 0.0, world): (1, took) for name, took in others.items() if took}, (),
+        None, (*notes, "bytes of collectives, and so latency and bandwidth", "layers"))
 
 
 def _of_profile(file: File, ranks: dict[int, Kinds], steps: list[int], world: int, notes: list[str]) -> Job:
@@ -177,17 +179,18 @@ def _of_profile(file: File, ranks: dict[int, Kinds], steps: list[int], world: in
             for each in sorted(kinds.get("sent", [])):
                 within = host[number] if each.thread == "nccl" else step
                 if within.start <= each.start < within.end:
-                    key = each.name, each.nbytes, each.thread != "nccl"
+                    key = each.name, each.nbytes, each.group or world, each.thread != "nccl"
                     sent[*key, k, turn[key]].append(each.end - each.start)
                     turn[key] += 1
-    taken = defaultdict[tuple[str, float], list[list[float]]](lambda: [[], []])
-    for (op, nbytes, timed, *_), found in sent.items():  # the last to come waits least
-        taken[op, nbytes][timed].append(min(found))
-    collectives = {key: (len(took or only) / len(steps), float(np.median(took)) if took else None)
-                   for key, (only, took) in taken.items()}
+    taken, kernels = defaultdict[Any, list[float]](list), {key[:2] for key in sent if key[3]}
+    for (op, nbytes, group, timed, *_), found in sent.items():  # the last to come waits least
+        if timed or (op, nbytes) not in kernels:
+            taken[op, nbytes, group, timed].append(min(found))
+    collectives = {(op, nbytes, group): (len(took) / len(steps), float(np.median(took)) if timed else None)
+                   for (op, nbytes, group, timed), took in taken.items()}
     if all(seconds is None for _, seconds in collectives.values()):
         notes.append("seconds of collectives: " + ("only their launch" if sent else "there are none"))
-    link, why = _fitted(collectives, world)
+    link, why = _fitted(collectives)
     first = next(iter(ranks.values()))  # a step of gradient accumulation may have none
     buckets = next(filter(None, (_buckets(first, step) for step in reversed(steps))), ())
     compute = recorded - exposed
@@ -243,12 +246,12 @@ def _buckets(kinds: Kinds, number: int) -> tuple[tuple[float, float], ...]:
                  if each.thread == sent[0].thread)
 
 
-def _fitted(collectives: Mapping[tuple[str, float], tuple[float, float | None]],
-            n: int) -> tuple[tuple[float, float] | None, list[str]]:
+def _fitted(collectives: Mapping[tuple[str, float, int], tuple[float, float | None]]
+            ) -> tuple[tuple[float, float] | None, list[str]]:
     """Latency and bandwidth of a ring from sizes that differ, or why there are none."""
-    rows = np.array([(RING[op] * (n - 1), RING[op] * (n - 1) / n * size, seconds) for (op, size), (_, seconds)
-                     in collectives.items() if op in RING and size and seconds]).reshape(-1, 3)
-    if n < 2 or not len(rows) or rows[:, 1].max() < 2 * rows[:, 1].min():
+    rows = np.array([(RING[op] * (n - 1), RING[op] * (n - 1) / n * size, seconds) for (op, size, n), (
+        _, seconds) in collectives.items() if op in RING and n > 1 and size and seconds]).reshape(-1, 3)
+    if not len(rows) or rows[:, 1].max() < 2 * rows[:, 1].min():
         why = "collectives of one size do not tell them apart" if len(rows) else "no collective has both"
         return None, [f"latency and bandwidth: {why}"]
     (latency, each), *_ = np.linalg.lstsq(rows[:, :2] / rows[:, 2:], np.ones(len(rows)), rcond=None)
