@@ -385,7 +385,9 @@ def _try(s: Strategy, wide: int) -> Iterator[str]:
     idle = s.figure("idle_ratio")
     yield f"{s.name}: docs/algorithms/{s.candidate.algorithm}"
     yield from broken(s.command, wide - 8)
-    yield (f"  this run: {s.figure('seconds') or 0:.4g} s"
+    others = s.candidate.accumulate - 1
+    yield (f"  this run{f', with {others} more gradients before each exchange' * (others > 0)}: "
+           f"{s.figure('seconds') or 0:.4g} s"
            + (f", idle {idle:.0%}" if idle is not None else ""))
     yield f"  in PyTorch: {s.candidate.pytorch or 'nothing built in'}"
 

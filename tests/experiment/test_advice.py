@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise, permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.advice import asked
@@ -773,6 +774,31 @@ def test_an_iteration_by_hand(name, seconds):
     s, = advise(TEN, **RESNET, candidates=[c]).strategies
     assert s.figure("seconds_per_iteration") == pytest.approx(seconds, rel=0.03)
     assert s.images_per_second == pytest.approx(16 * 32 * c.accumulate / seconds, rel=0.03)
+
+
+@pytest.mark.parametrize("hosts", [{}, {"hosts": "4x4", "inside": "5us,300GB/s", "colocated": True}])
+@pytest.mark.parametrize("own", ["ring", "ring overlap"])
+def test_the_exchange_overlaps_the_last_of_accumulated_batches_only(hosts, own):
+    """Of a gradient that takes four times as long, as the command once had it, the exchange overlaps more."""
+    def iteration(name, **speeds):
+        c = next(c for c in CANDIDATES if c.name == f"allreduce {name}")
+        s, = advise(TEN.with_(**hosts, **speeds), **RESNET, candidates=[c]).strategies
+        idle = sum(s.metrics["idle_by_cause"].terms.values())
+        assert idle == pytest.approx(s.figure("idle_ratio"), abs=0.025)
+        assert s.efficiency == pytest.approx(1 - idle, abs=0.025)
+        return s.figure("seconds_per_iteration")
+
+    assert iteration(f"{own} accumulate=4") == pytest.approx(3 * 0.158 + iteration(own), rel=1e-6)
+    longer = iteration(own, speeds=(0.25,) * 16)
+    assert (iteration(f"{own} accumulate=4") > 1.02 * longer) == (own == "ring overlap")
+
+
+def test_workers_that_accumulate_wait_for_the_largest_sum_of_four_gradients():
+    c = next(c for c in CANDIDATES if c.name == "allreduce ring accumulate=4")
+    s, = advise(TEN.with_(compute="exponential(158ms)"), **RESNET, candidates=[c]).strategies
+    sums = np.random.default_rng(0).gamma(4, 0.158, (100_000, 16)).max(axis=1).mean()  # 1.16 s; four of the largest: 2.1
+    assert s.figure("seconds_per_iteration") == pytest.approx(sums + RING_TIME, rel=0.01)
+    assert s.figure("idle_ratio") == pytest.approx(1 - 4 * 0.158 / (sums + RING_TIME), abs=0.01)
 
 
 def test_accumulated_batches_hold_the_activations_of_one():

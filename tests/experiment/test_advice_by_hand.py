@@ -65,6 +65,14 @@ def test_a_transformer_that_exchanges_less_often(name, gradients, sums):
     assert s.needs == pytest.approx(16 * GPT, rel=0.03)  # 21 GB with Adam
 
 
+def test_a_transformer_whose_last_backward_pass_of_four_hides_most_of_the_exchange():
+    """2 s a gradient at 100 Gbit/s, 0.74 s a sum: after four gradients only that of the last bucket remains."""
+    s = one(Machine(compute="2s", bandwidth="100Gbps"), NAMED["allreduce ring overlap accumulate=4"], parameters=GPT,
+            workers=8, batch=1, net=f"shapes:transformer:{LAYERS},{WIDE},16,{SEQUENCE},{WORDS}")
+    tail = 2 * 7 / 8 * 4 * (WORDS + SEQUENCE + 12 * WIDE) * WIDE / 12.5e9  # the words and some of the first block
+    assert 8 < s.figure("seconds_per_iteration") <= 8 + 1.03 * tail and s.needs == pytest.approx(8 * GPT, rel=0.03)
+
+
 def test_hierarchical_allreduce_on_hosts():
     """The first of each 8 devices takes 7 gradients off its link of 300 GB/s and sends 7 sums; two hosts exchange halves."""
     machine = TEN.with_(hosts="2x8", inside="2us,300GB/s", colocated=True)

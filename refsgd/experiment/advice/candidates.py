@@ -47,7 +47,7 @@ class Candidate(NamedTuple):
     beside: bool = False  #: a server beside each worker instead of a few servers
     dropped: int = 0  #: gradients of each iteration that have no effect
     nodes: int = 1  #: nodes that compute each batch together
-    accumulate: int = 1  #: batches whose gradients a worker adds before it exchanges their sum
+    accumulate: int = 1  #: batches whose gradients a worker adds; the exchange may overlap the last
 
     @property
     def name(self) -> str:
@@ -69,6 +69,7 @@ DDP = {**RING, "overlap": "backward", "bucket": 25_000_000}
 #: chunks in the order in which the next forward pass needs them (Jayarajan et al. 2019)
 P3 = {"layout": "chunks:1000000", "balance": "size", "overlap": "both", "priority": True}
 PARALLEL = "DistributedDataParallel, buckets of bucket_cap_mb=25"
+SUMMED = "with no_sync() in 3 of 4 steps"
 HOOK = "DistributedDataParallel with register_comm_hook"
 SPLIT = "distributed.pipelining: a PipelineStage on each node, Schedule1F1B"
 
@@ -91,8 +92,10 @@ CANDIDATES = (
     Candidate("bsp", {}, ONE, evidence=(FLAT,)),
     Candidate("bsp", {}, ONE, evidence=(FLAT,), beside=True),
     Candidate("backup-workers", {"backups": 1}, ONE, dropped=1),
-    Candidate("allreduce", RING, LARGER, "DistributedDataParallel with no_sync() in 3 of 4 steps",
+    Candidate("allreduce", RING, LARGER, f"DistributedDataParallel, one bucket, {SUMMED}",
               label="ring accumulate=4", accumulate=4),
+    Candidate("allreduce", DDP, LARGER, f"{PARALLEL}, {SUMMED}",
+              label="ring overlap accumulate=4", accumulate=4),
     Candidate("asp", {}, STALE, evidence=(STALER, FLAT)),
     Candidate("asp", {}, STALE, evidence=(STALER, FLAT), beside=True),
     Candidate("ssp", {"staleness": 3}, STALE, evidence=(STALER,)),
@@ -128,8 +131,9 @@ TRACED = (Candidate("allreduce", {}, ONE, "DistributedDataParallel"),
 
 def divided(workers: int, batch: int) -> list[Candidate]:
     """Divisions of a model that no node can hold: ZeRO, and pipelines of numbers that divide the workers."""
-    sharded = ("distributed.optim.ZeroRedundancyOptimizer", "fully_shard(reshard_after_forward=False)",
-               "distributed.fsdp.fully_shard")
+    sharded = ("distributed.optim.ZeroRedundancyOptimizer, here without overlap",
+               "fully_shard(reshard_after_forward=False), here without its prefetch",
+               "distributed.fsdp.fully_shard, here without its prefetch")
     found = [Candidate("zero", {"stage": stage}, ONE, name) for stage, name in enumerate(sharded, 1)]
     return found + [
         Candidate("gpipe", {"stages": depth, "micro": depth * each, "passes": "1f1b"}, ONE, SPLIT,

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, inf, nan
+from statistics import mean
 from typing import Any, NamedTuple
 
 from refsgd.algorithms import CATALOGUE
@@ -137,8 +138,7 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
              share: int) -> Strategy | None:
     """The candidate with its metrics; None if an iteration has more than `limit` events."""
     variant = f", {case.variant}" * bool(case.variant)
-    batches = [b * c.accumulate for b in case.batches]
-    used = sum(batches) * (1 - c.dropped / case.workers)  # images of an iteration
+    used = sum(case.batches) * c.accumulate * (1 - c.dropped / case.workers)  # images of an iteration
     try:
         iterations = max(1, ceil(q.images / used))  # the last of which may be shorter
         many = case.workers > MANY and _expected(c, case, q) > 4 * limit
@@ -148,6 +148,8 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
         found, steps = (Figures(), 0) if many else _figures(e, c, budget, limit, share)
         if not found:
             found, steps = _in_step(e), e.steps
+        if found and c.accumulate > 1:
+            _accumulate(found, steps, c.accumulate, [prices.own(e.priced, i) for i in range(e.workers)])
     except (Usage, NoContents, ValueError) as error:
         name = c.name + " K=n" * c.beside + variant
         return Strategy(c, name, case.workers, "", inf, 0.0, 0.0, Figures(), {}, "", "", rejected=str(error))
@@ -165,8 +167,8 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
     made = Strategy(
         c, c.name + f" K={'n' if c.beside else servers}" * bool(servers) + variant, case.workers,
         _batch(c, case), pace * iterations, q.images / (pace * iterations),
-        used / pace / c.nodes / sum(b / time for b, time in zip(batches, times)), found,
-        _memory(found, q.saved * max(_batches(c, case)) / c.accumulate, _beside(e), copies),
+        used / pace / c.nodes / sum(b / time for b, time in zip(case.batches, times)), found,
+        _memory(found, q.saved * max(_batches(c, case)), _beside(e), copies),
         _where(e, servers), _command(c, case, q, replace(e, steps=steps)))
     return replace(made, rejected="" if servers else _piling(made, e.machine, times))
 
@@ -180,7 +182,7 @@ def _expected(c: Candidate, case: Case, q: Question) -> float:
 
 def _batches(c: Candidate, case: Case) -> tuple[int, ...]:
     """Images in each worker's gradient, or, for all, those of the nodes that compute a batch together."""
-    return tuple(b * c.accumulate for b in case.batches) if c.nodes == 1 else (c.nodes * case.batches[0],)
+    return case.batches if c.nodes == 1 else (c.nodes * case.batches[0],)
 
 
 def _batch(c: Candidate, case: Case) -> str:
@@ -194,8 +196,8 @@ def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
     machine, given = case.machine, dict[str, int]()
     if facts_of(CATALOGUE[c.algorithm]).served:
         given["servers"] = case.workers if c.beside else q.servers
-    if (more := c.nodes * c.accumulate) > 1 and not prices.on_devices(machine):  # the time is of one batch
-        machine = machine.with_(speeds=tuple(machine.speed(i) / more for i in range(case.workers)))
+    if c.nodes > 1 and not prices.on_devices(machine):  # the time is of one batch
+        machine = machine.with_(speeds=tuple(machine.speed(i) / c.nodes for i in range(case.workers)))
     machine = machine.with_(colocated=machine.colocated or c.beside)
     batches = _batches(c, case)
     arguments = {"net": q.net, "data": "none", "workers": case.workers, "steps": steps, **q.training, **given,
@@ -232,6 +234,29 @@ def _in_step(e: Experiment) -> Figures:
         return Figures()
     found.update({name: replace(p, kind="approximation", bound="") for name, p in found.items()})
     return with_sizes(e, found)
+
+
+def _accumulate(found: Figures, steps: int, count: int, owns: Sequence[Any]) -> None:
+    """Let gradients of `count - 1` other batches precede each of the steps: no exchange overlaps these."""
+    from refsgd.theory.phenomena.stragglers import mean_of_maximum, sum_of
+
+    sums = [own.scaled(count) if own.family == "replayed" else sum_of(own, count)[0] for own in owns]
+    more, other = mean_of_maximum(sums) - mean_of_maximum(owns), (count - 1) * mean(o.mean for o in owns)
+    step, before = found["seconds_per_iteration"], found["seconds"].value
+    busy = (1 - found["idle_ratio"].value) * before + steps * other
+    now = {"seconds": before + steps * more, "seconds_per_iteration": step.value + more,
+           "idle_ratio": 1 - busy / (before + steps * more)}
+    terms = {"seconds_per_iteration": {**step.terms, "compute of other batches": more}} if step.terms else {}
+    if rate := found.get("images_per_second"):
+        now["images_per_second"] = rate.value * count * before / now["seconds"]
+    if causes := found.get("idle_by_cause"):
+        now["idle_by_cause"] = now["idle_ratio"]
+        terms["idle_by_cause"] = {cause: share * now["idle_ratio"] / (causes.value or 1.0)
+                                  for cause, share in causes.terms.items()}
+    fixed = {own.family for own in owns} == {"fixed"}
+    for name, value in now.items():
+        found[name] = replace(found[name], value=value, terms=terms.get(name, {}), bound="", lower=None,
+                              upper=None, kind=found[name].kind if fixed else "approximation")
 
 
 def _beside(e: Experiment) -> list[str]:
