@@ -330,6 +330,23 @@ def test_a_link_is_fitted_to_the_groups_of_collectives(tmp_path, capsys):
     assert "1 a step of 4.00 MB in groups of 4" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("kernel", "name", "op", "share"), [
+    ("AllGather", "_allgather_base", "all_gather", 1), ("AllGather", "all_gather_into_tensor_coalesced", "all_gather", 1),
+    ("ReduceScatter_Sum_f32", "_reduce_scatter_base", "reduce_scatter", 4),
+    ("ReduceScatter_Sum_f32", "reduce_scatter_tensor_coalesced", "reduce_scatter", 4),
+    ("ReduceScatter_Sum_f32", None, "reduce_scatter", 4)])
+def test_collectives_of_sharded_data_parallel(tmp_path, kernel, name, op, share):
+    """All-gather sends its whole input n - 1 times, reduce-scatter an n-th of it."""
+    some = [(kernel, name or "x", n, 3 * (0.02 + 4 * n / share / 1e7)) for n in (1_000_000, 20_000_000)]
+    data = collectives("Float", *some)
+    for each in data["traceEvents"]:
+        if name is None and "args" in each:
+            del each["args"]["Collective name"]
+    found = read([wrote(tmp_path / "rank0.json", data)])
+    assert (op, 4e6, 4) in found.collectives
+    assert found.link == pytest.approx((2e-5, 1e10))
+
+
 def test_ranks_in_names_of_files(tmp_path):
     paths = [wrote(tmp_path / f"job.rank{r}.pt.trace.json", profile(r, info=False)) for r in (3, 12)]
     assert read(paths).ranks == (3, 12)

@@ -31,6 +31,7 @@ KINDS = {kind: re.compile(form) for kind, form in {
     "backward": r"(?!cpu_op)[^/]*/(# *)*backward", "optimiser": r"[^/]*/(# *)*optimizer\b(?!\.zero)",
     "autograd": r"[^/]*/autograd::engine::evaluate_function",
     "operator": r"(cpu_op|operator)/(?!record_param_comms|c10d::)"}.items()}
+COLLECTIVE = re.compile(r"(all|reduce)_?(reduce|gather|scatter|to(?=_?all))")
 PHASES = "forward", "backward", "optimiser"
 MARKS = "sent", "backward", "autograd", "optimiser"  #: kinds of training
 #: bytes of a number, by PyTorch's names of types
@@ -152,7 +153,8 @@ def _sort(path: str, event: dict[str, Any], args: dict[str, Any], kinds: Kinds) 
     repeated = text.startswith("gpu_user_annotation/")  # of each stream, from its first kernel to its last
     if kind in ("step", "sent"):
         op = str(args.get("Collective name") or name).lower().split("(")[0].rpartition(":")[2].strip("_")
-        op = re.sub(r"^(all|reduce)_?(reduce|gather|scatter|to)", r"\1_\2", op)
+        if usual := COLLECTIVE.search(op):  # whatever its variant, such as _base, or its kernel
+            op = f"{usual[1]}_{usual[2]}" + "_all" * (usual[2] == "to")
         step = int(name.partition("#")[2]) if kind == "step" else 0
         span = span._replace(name=op, nbytes=_nbytes(args), step=step,
                              group=size if isinstance(size := args.get("Group size"), int) else 0,

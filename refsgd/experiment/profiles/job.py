@@ -17,8 +17,9 @@ from refsgd.experiment.profiles import timeline
 from refsgd.experiment.profiles.chrome import MARKS, PHASES, File, Kinds, Span, load, refuse
 
 Matrix = npt.NDArray[np.float64]
-#: how often a ring of n ranks goes round in a collective: n - 1 messages, and (n - 1)/n of the bytes
-RING = {"all_reduce": 2, "reduce_scatter": 1}
+#: how often a ring of n ranks sends n - 1 messages in a collective: of all that a rank gives, or of 1/n of it
+RING = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+WHOLE = "all_gather"
 LATE = 0.05  #: of all steps: how long kernels may run after them before steps of the host mislead
 
 
@@ -249,8 +250,9 @@ def _buckets(kinds: Kinds, number: int) -> tuple[tuple[float, float], ...]:
 def _fitted(collectives: Mapping[tuple[str, float, int], tuple[float, float | None]]
             ) -> tuple[tuple[float, float] | None, list[str]]:
     """Latency and bandwidth of a ring from sizes that differ, or why there are none."""
-    rows = np.array([(RING[op] * (n - 1), RING[op] * (n - 1) / n * size, seconds) for (op, size, n), (
-        _, seconds) in collectives.items() if op in RING and n > 1 and size and seconds]).reshape(-1, 3)
+    rows = np.array([(RING[op] * (n - 1), RING[op] * (n - 1) * size / (1 if op == WHOLE else n), seconds)
+                     for (op, size, n), (_, seconds) in collectives.items()
+                     if op in RING and n > 1 and size and seconds]).reshape(-1, 3)
     if not len(rows) or rows[:, 1].max() < 2 * rows[:, 1].min():
         why = "collectives of one size do not tell them apart" if len(rows) else "no collective has both"
         return None, [f"latency and bandwidth: {why}"]
