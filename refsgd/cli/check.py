@@ -16,11 +16,12 @@ from typing import Any
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.codecs import Rule
 from refsgd.algorithms.compression import Codec
+from refsgd.algorithms.facts import EXCHANGE
 from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, own_options
 from refsgd.cli.outputs import check_outputs, deliver, tell
 from refsgd.cluster.units import counted
 from refsgd.display.files import save
-from refsgd.experiment.arguments import Usage, catalogued, options_of
+from refsgd.experiment.arguments import Usage, catalogued, check_options, options_of
 from refsgd.experiment.functions import imported
 
 
@@ -39,7 +40,8 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-processes", action="store_true", help="omit real processes")
     group = parser.add_argument_group("grading", "points per property, in a process with limits")
     group.add_argument("--as", dest="algorithm", metavar="ALGORITHM",
-                       help="also check what must hold for this algorithm of the catalogue")
+                       help="also check what must hold for this algorithm of the catalogue; with options, of "
+                            "which your function gets those that it has: 'diloco form=heavy-ball period=2'")
     group.add_argument("--forbid", action="append", metavar="MODULE",
                        help="refuse a file that imports or calls this module or one inside it; repeatable")
     group.add_argument("--json", metavar="PATH", help="write the points as JSON; -: to standard output")
@@ -79,11 +81,16 @@ def _own(args: argparse.Namespace, name: str, function: Any, more: Any = None
 
 def grade(args: argparse.Namespace) -> None:
     """Grade the target in a child process and write the points."""
+    from refsgd.experiment.compare import with_options
     from refsgd.grader import grades, grading
     from refsgd.testing.comparison import options_for
 
+    said = dict[str, Any]()
     if args.algorithm:
-        args.algorithm = catalogued(args.algorithm)
+        name, said = with_options(args.algorithm)
+        args.algorithm = catalogued(name)
+        check_options(args.algorithm, CATALOGUE[args.algorithm],
+                      {option: value for option, value in said.items() if option not in EXCHANGE})
         options_for(args.algorithm, {})  # whether it can be compared
     check_outputs(args)
     path, _, function = args.target.rpartition(":")
@@ -97,7 +104,8 @@ def grade(args: argparse.Namespace) -> None:
             own, exchange = _own(args, args.target, submission)
         else:
             own, exchange = _own(args, f"--as {args.algorithm}", CATALOGUE[args.algorithm], submission)
-        return own | exchange
+            submission.without({name: value for name, value in said.items() if name not in EXCHANGE})
+        return said | own | exchange
 
     def graded(target: str) -> dict[str, Any]:
         return grading.grade(target, args.algorithm, args.forbid or (), args.seconds, options,

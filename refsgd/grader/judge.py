@@ -14,7 +14,7 @@ import inspect
 import pickle
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -177,7 +177,7 @@ class Submission:
         self.path, self._key, self._numbers = path, 0, 0
         self._known: dict[bytes, tuple[int, Any]] = {}
         self._roots: dict[tuple[int, str], State] = {}
-        self._afresh = 0
+        self._afresh, self._left_out = 0, set[str]()
         self.process, self._until = Process(seconds), time.process_time() + JUDGED * seconds
         self._begin = {"path": path, "function": function, "forbid": list(forbidden), "seconds": seconds}
 
@@ -203,6 +203,13 @@ class Submission:
         self.__annotations__ = {p.name: type(p.default) for p in own if p.default is not p.empty}
         return ""
 
+    def without(self, options: Mapping[str, Any]) -> None:
+        """Accept options of the algorithm that it should be, and leave out those that it does not have."""
+        own = self.__signature__.parameters
+        self._left_out = options.keys() - own.keys()
+        self.__signature__ = inspect.Signature([*own.values(), *(inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=options[name]) for name in self._left_out)])
+
     def forget(self) -> None:
         """Ask again from now on: what is reported twice must be the same twice."""
         self._afresh += 1
@@ -216,6 +223,7 @@ class Submission:
         about = {"squares": problem.describe.get("net") == "squares", "exchange": exchange}
         rule = [sgd.lr, sgd.momentum, sgd.weight_decay,
                 None if sgd.schedule is constant else [sgd.schedule(t) for t in range(RATES)]]
+        options = {name: value for name, value in options.items() if name not in self._left_out}
         what = [told(problem.x0), images, about, workers, steps, rule, told(options)]
         text = plain.dumps([self._afresh, what])
         if text not in self._known:

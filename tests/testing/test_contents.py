@@ -138,6 +138,18 @@ def test_a_more_general_function_is_compared_where_it_is_the_algorithm(tmp_path,
     assert "did you mean --period?" in capsys.readouterr().err
 
 
+def test_the_algorithm_of_a_comparison_may_have_options_that_the_function_has_not(tmp_path, capsys):
+    (file := tmp_path / "mine.py").write_text(GENERAL.replace("federated.fedavg", "averaging.diloco").replace(
+        "fedavg", "diloco").replace("sampled=max(1, round(share * workers))", "form='heavy-ball', outer_momentum=share"))
+    like = "diloco form=heavy-ball outer_momentum="
+    for momentum, code in ((0.5, 0), (0.9, 1)):
+        assert main(["check", f"{file}:mine", "--as", f"{like}{momentum}", "--share", "0.5", "--period", "2"]) == code
+    capsys.readouterr()
+    for wrong, says in (("diloco frm=heavy-ball", "diloco has no option 'frm'"), ("diloco period", "expected option=value")):
+        assert main(["check", f"{file}:mine", "--as", wrong]) == 2
+        assert says in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "options"), [("gpipe", {"stages": 2}), ("downpour", {"stages": 2}), ("adpsgd", {"graph": "ring"}), ("diloco", {"form": "heavy-ball"}),
                                                ("bsp", {"compress": "randk:0.1"})])
 def test_correct_options_of_the_catalogue_pass(name, options):
