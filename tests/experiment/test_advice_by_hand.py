@@ -48,6 +48,16 @@ def test_bytes_a_parameter_by_optimiser_and_precision(optimiser, momentum, mixed
     assert s.needs / 1_000_000 == pytest.approx(each, rel=0.03)
 
 
+@pytest.mark.parametrize(("algorithm", "options", "terms"), [
+    ("zero", {"stage": 2}, ["largest layer"]), ("zero", {"stage": 3}, ["largest layer", "activations"]),
+    ("gpipe", {"stages": 4, "micro": 8}, ["between layers"]), ("pipedream", {"stages": 4}, ["stashed versions"])])
+def test_mixed_precision_halves_all_but_the_optimisers_state(algorithm, options, terms):
+    c = Candidate(algorithm, options, nodes=options.get("stages", 1) if algorithm != "zero" else 1)
+    single, mixed = (one(TEN, c, **RESNET, activations=1e6, optimiser="adam", mixed=mixed).memory for mixed in (False, True))
+    assert {*terms, "optimiser state"} <= single.keys() and mixed.keys() - single.keys() == {"parameters in fp32"}
+    assert {term: 2 * mixed[term] for term in single} == single | {"optimiser state": 2 * single["optimiser state"]}
+
+
 LAYERS, WIDE, SEQUENCE, WORDS = 24, 2048, 2048, 50257
 #: a block has 12 w^2 weights and 13 w biases and scales; words, positions, and the last normalisation
 GPT = LAYERS * (12 * WIDE ** 2 + 13 * WIDE) + (WORDS + SEQUENCE) * WIDE + 2 * WIDE
@@ -63,6 +73,14 @@ def test_a_transformer_that_exchanges_less_often(name, gradients, sums):
     assert s.figure("seconds_per_iteration") == pytest.approx(seconds, rel=0.03)
     assert s.images_per_second == pytest.approx(16 * gradients / seconds, rel=0.03)  # sequences
     assert s.needs == pytest.approx(16 * GPT, rel=0.03)  # 21 GB with Adam
+
+
+def test_the_largest_layer_of_a_transformer_in_mixed_precision():
+    """Words and positions are one layer, twice in 2 bytes a number; per parameter 2 bytes, and an eighth of 2 + 4 + 8."""
+    s = one(TEN, Candidate("zero", {"stage": 2}), parameters=GPT, workers=8, batch=1, optimiser="adam", mixed=True,
+            net=f"shapes:transformer:{LAYERS},{WIDE},16,{SEQUENCE},{WORDS}")
+    assert s.memory["largest layer"] == 2 * 2 * (WORDS + SEQUENCE) * WIDE == 428_482_560
+    assert s.needs == pytest.approx(GPT * (2 + 14 / 8) + 428_482_560, rel=0.01)
 
 
 def test_a_transformer_whose_last_backward_pass_of_four_hides_most_of_the_exchange():

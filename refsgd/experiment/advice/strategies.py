@@ -32,8 +32,7 @@ MANY = 64  #: workers of whose iteration the number of events is estimated befor
 SECOND = Machine(compute=Distribution("fixed", (1.0,)))
 #: terms of a node's memory that this library's programs need and a framework does not
 COPIES = ("working copies", "buffers")
-#: terms that mixed precision halves
-HALVED = ("parameters", "gradient", "gradients", "activations", "codec residual")
+STATE = "optimiser state"  #: the term that mixed precision does not halve
 
 
 class Case(NamedTuple):
@@ -286,7 +285,7 @@ def _memory(found: Figures, activations: float, beside: object, copies: float) -
             terms["activations"] = activations
         if name != "memory_server":
             single = copies * terms.get("parameters", 0.0)
-            terms = {term: size / 2 if copies and term in HALVED else size for term, size in terms.items()}
+            terms = {term: size / 2 if copies and term != STATE else size for term, size in terms.items()}
             terms["parameters in fp32"] = single
         else:  # which adds gradients as they arrive
             one = min(terms.pop("gradients", 0.0), terms["parameters"])
