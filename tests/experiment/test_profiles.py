@@ -347,6 +347,18 @@ def test_collectives_of_sharded_data_parallel(tmp_path, kernel, name, op, share)
     assert found.link == pytest.approx((2e-5, 1e10))
 
 
+@pytest.mark.parametrize(("dtype", "nbytes"), [("Float", 4), ("BFloat16", 2)])
+@pytest.mark.parametrize("launched", [True, False])
+def test_layers_of_kernels_that_run_after_the_host_has_launched_the_optimiser(tmp_path, dtype, nbytes, launched):
+    """Without record_shapes only kernels have sizes; a gradient in bf16 has as many numbers as one in fp32."""
+    data = collectives(dtype, *[("AllReduce", "allreduce", n, 5) for n in (1_000_000, 3_000_000)], world=4)
+    data["traceEvents"] = [e for e in data["traceEvents"] if launched or e["name"] != "nccl:allreduce"]
+    found = read([wrote(tmp_path / "rank0.json", data)])
+    assert [each["parameters"] for each in found.net("n")["layers"]] == [3_000_000, 1_000_000]
+    assert sum(each[0] for each in found.buckets) == 4_000_000 * nbytes
+    assert any(f"{nbytes} bytes" in each for each in found.unknown) == (nbytes != 4)
+
+
 def test_ranks_in_names_of_files(tmp_path):
     paths = [wrote(tmp_path / f"job.rank{r}.pt.trace.json", profile(r, info=False)) for r in (3, 12)]
     assert read(paths).ranks == (3, 12)

@@ -49,6 +49,7 @@ class Span(NamedTuple):
     step: int = 0
     chunk: int = 0  #: of the layers of an interleaved pipeline stage
     nbytes: float = 0.0  #: that a rank gives to a collective; 0: unknown
+    numbers: float = 0.0  #: in those bytes
     group: int = 0  #: ranks of a collective; 0: unknown
 
 
@@ -155,8 +156,8 @@ def _sort(path: str, event: dict[str, Any], args: dict[str, Any], kinds: Kinds) 
         op = str(args.get("Collective name") or name).lower().split("(")[0].rpartition(":")[2].strip("_")
         if usual := COLLECTIVE.search(op):  # whatever its variant, such as _base, or its kernel
             op = f"{usual[1]}_{usual[2]}" + "_all" * (usual[2] == "to")
-        step = int(name.partition("#")[2]) if kind == "step" else 0
-        span = span._replace(name=op, nbytes=_nbytes(args), step=step,
+        step, (nbytes, numbers) = int(name.partition("#")[2]) if kind == "step" else 0, _sizes(args)
+        span = span._replace(name=op, nbytes=nbytes, numbers=numbers, step=step,
                              group=size if isinstance(size := args.get("Group size"), int) else 0,
                              thread="kernel" if text.startswith("kernel/") else name.partition(":")[0])
     if str(step_ := args.get("step", "")).isdecimal() and kind != "step":
@@ -169,8 +170,8 @@ def _sort(path: str, event: dict[str, Any], args: dict[str, Any], kinds: Kinds) 
         kinds[f"gpu {kind}"].append(span)
 
 
-def _nbytes(args: dict[str, Any]) -> float:
-    """Bytes that a rank gives to a collective, if its record has a type and sizes; else 0."""
+def _sizes(args: dict[str, Any]) -> tuple[float, float]:
+    """Bytes that a rank gives to a collective, and numbers in them; 0: its record has no type or sizes."""
     def numbers(dims: Any) -> float:
         if not isinstance(dims, list):
             return 0.0
@@ -180,7 +181,7 @@ def _nbytes(args: dict[str, Any]) -> float:
     kind = str(args.get("dtype", kinds[0] if isinstance(kinds, list) and kinds else "")).lower()
     size = float(count) if isinstance(count, int | float) else numbers(
         dims[0] if isinstance(dims, list) and dims else None)
-    return BYTES.get(kind.removeprefix("c10::"), 0) * size
+    return BYTES.get(kind.removeprefix("c10::"), 0) * size, size
 
 
 def _ranked(path: str, processes: dict[str, Kinds], ranks: dict[Any, int], job: Any) -> File:

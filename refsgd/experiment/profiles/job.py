@@ -41,7 +41,8 @@ class Job:
     phases: dict[str, float]  #: mean seconds of a step's forward and backward pass and optimiser
     #: by bytes and ranks of the group: number in a step, seconds
     collectives: dict[tuple[str, float, int], tuple[float, float | None]]
-    buckets: tuple[tuple[float, float], ...]  #: all-reduced in a step: bytes, seconds since the one before
+    #: all-reduced in a step: bytes, numbers, seconds since the one before
+    buckets: tuple[tuple[float, float, float], ...]
     link: tuple[float, float] | None  #: latency [s] and bandwidth [bytes/s] fitted to them
     unknown: tuple[str, ...]
 
@@ -58,12 +59,11 @@ class Job:
 
     def net(self, name: str) -> dict[str, Any] | None:
         """Layers for `--net FILE.json`: a bucket is a layer, in the order of the forward pass."""
-        size = sum(nbytes for nbytes, _ in self.buckets) / 4
-        took = sum(seconds for _, seconds in self.buckets)
+        size, took = (sum(each[i] for each in self.buckets) for i in (1, 2))
         return {"name": name, "layers": [
-            {"name": f"bucket{i}", "parameters": int(nbytes / 4), "activations": 0,
-             "operations": 2 * size * seconds / took if took else nbytes / 2}
-            for i, (nbytes, seconds) in enumerate(self.buckets[::-1])]} if self.buckets else None
+            {"name": f"bucket{i}", "parameters": int(numbers), "activations": 0,
+             "operations": 2 * size * seconds / took if took else 2 * numbers}
+            for i, (_, numbers, seconds) in enumerate(self.buckets[::-1])]} if self.buckets else None
 
     def summary(self) -> str:
         """What was read, and what could not be known."""
@@ -193,7 +193,9 @@ def _of_profile(file: File, ranks: dict[int, Kinds], steps: list[int], world: in
         notes.append("seconds of collectives: " + ("only their launch" if sent else "there are none"))
     link, why = _fitted(collectives)
     first = next(iter(ranks.values()))  # a step of gradient accumulation may have none
-    buckets = next(filter(None, (_buckets(first, step) for step in reversed(steps))), ())
+    buckets = next(filter(None, (_buckets(file.path, first, step) for step in reversed(steps))), ())
+    if buckets and (width := buckets[0][0] / buckets[0][1]) != 4:
+        notes.append(f"a net whose numbers have {width:g} bytes, as the job exchanged: --net counts 4 each")
     compute = recorded - exposed
     if not (compute > 0).all():
         refuse(file.path, "steps without computing", "operators or kernels in each step")
@@ -234,17 +236,25 @@ def _covered(some: Matrix, step: Span) -> float:
     return float(np.maximum(found[:, 1] - np.maximum(found[:, 0], before), 0).sum())
 
 
-def _buckets(kinds: Kinds, number: int) -> tuple[tuple[float, float], ...]:
-    """All-reduces from a step's backward pass to its optimiser: bytes, and seconds since the one before."""
-    step = next(each for each in kinds["step"] if each.step == number)
-    starts = [each.start for each in kinds.get("backward") or kinds.get("autograd", [])]
-    at = min((start for start in starts if step.start <= start < step.end), default=step.start)
-    end = min((each.start for each in kinds.get("optimiser", []) if each.start > at), default=step.end)
-    sent = [each for each in sorted(kinds.get("sent", [])) if each.nbytes and at <= each.start < end
-            and each.name.startswith("all_reduce")]
-    starts = [at, *(each.start for each in sent)]
-    return tuple((each.nbytes, each.start - before) for each, before in zip(sent, starts)
-                 if each.thread == sent[0].thread)
+def _buckets(path: str, kinds: Kinds, number: int) -> tuple[tuple[float, float, float], ...]:
+    """All-reduces from a step's backward pass to its optimiser: bytes, numbers, seconds since the last."""
+    sent = [each for each in sorted(kinds.get("sent", [])) if each.name == "all_reduce"]
+    kernels = [each for each in sent if each.thread == "kernel"]
+    launched = [each for each in sent if each.thread != "kernel"]
+    if len(launched) == len(kernels):  # without record_shapes only kernels have sizes, in the same order
+        launched = [each if each.nbytes else each._replace(nbytes=kernel.nbytes, numbers=kernel.numbers)
+                    for each, kernel in zip(launched, kernels, strict=True)]
+    host = {each.step: each for each in kinds["step"]}
+    for some, where, steps in (launched, "", host), (kernels, "gpu ", _steps(path, kinds)):
+        step, passes = steps[number], kinds.get(where + "backward") or kinds.get(where + "autograd", [])
+        at = min((each.start for each in passes if step.start <= each.start < step.end), default=step.start)
+        end = min([step.end, *(each.start for each in kinds.get(where + "optimiser", []) if each.start > at)])
+        found = [each for each in some if each.nbytes and at <= each.start < end]
+        if found:
+            starts = [at, *(each.start for each in found)]
+            return tuple((each.nbytes, each.numbers, each.start - before)
+                         for each, before in zip(found, starts, strict=False))
+    return ()
 
 
 def _fitted(collectives: Mapping[tuple[str, float, int], tuple[float, float | None]]

@@ -82,7 +82,7 @@ def _simulated(job: Job, c: Candidate) -> Row | None:
     """A step of a strategy whose workers compute as the ranks did; None if it does not apply."""
     period, n = int(c.options.get("period", 1)), len(job.ranks)
     steps = period * max(1, min(MOST // n, len(job.steps)) // period)
-    size = sum(nbytes for nbytes, _ in job.buckets)
+    size = sum(nbytes for nbytes, *_ in job.buckets)
     usual = sum(count * nbytes for (op, nbytes, _), (count, _) in job.collectives.items()
                 if op == "all_reduce")
     linked = job.link is not None and 0 < size < 1.01 * usual and n == job.world  # and in every step
