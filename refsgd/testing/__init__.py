@@ -167,7 +167,7 @@ def _gradients(deploy: Small) -> str:
         raise NotChecked("not checked: the programs mark no updates, so staleness and history are unknown")
     for run in runs:
         ledger(run)
-    return "every gradient is applied once or dropped"
+    return "as many gradients are marked, as applied or dropped, as were computed"
 
 
 def _fixed_point(deploy: Small) -> str:

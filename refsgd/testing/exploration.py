@@ -146,7 +146,7 @@ def explore_algorithm(algorithm: Algorithm, *, workers: int = 2, servers: int = 
     return (
         f"{name}, {counted(workers, 'worker')}, {counted(steps, 'step')}: {counted(report.runs, 'schedule')} "
         f"({scope}){states}\n"
-        "checked: no deadlock; every gradient applied once or dropped; no gradient from the "
+        "checked: no deadlock; as many gradients applied or dropped as computed; no gradient from the "
         "future; finite parameters\n"
         f"staleness seen: {', '.join(map(str, sorted(seen.staleness))) or 'none'} updates;{lead}  "
         f"different results: {seen.finals}{_more(experiment, steps)}{written}")

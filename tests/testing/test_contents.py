@@ -44,16 +44,20 @@ def served(server):
     return deploy
 
 
-def rounds(late=False, lossy=0, number=np.float32):
+def rounds(late=False, lossy=0, number=np.float32, again=False):
     """WRONG: the server sends the model before the newest as the newest, leaves a gradient out that it marks in each round
-    or in each other one, or returns other numbers than it got."""
+    or in each other one, returns other numbers than it got, or marks the first gradients again when they count again."""
     def server(workers, x, steps, sgd):
-        v = sgd.start(x)
+        v, kept = sgd.start(x), {}
         for t in range(steps):
             pushes = {}
             while len(pushes) < len(workers):
                 w, push = yield Recv(Push)
                 pushes[w] = push
+            for w in kept:
+                yield Mark("drop", worker=w, t=t, reason="late")
+            pushes = kept or pushes
+            kept = pushes if again else {}
             used = [pushes[w] for w in workers][lossy and t % lossy == lossy - 1:]
             before, (x, v) = x, (yield Compute(bsp.update, sgd, x, v, used, t, "mean", kind="update"))
             x = x.astype(number)
@@ -78,6 +82,14 @@ def test_a_gradient_that_is_marked_and_not_applied_is_found(lossy, words):
     says = found(rounds(lossy=lossy))
     assert says["gradients"].held and says["gradients count"].held is False
     assert words in says["gradients count"].text
+
+
+def test_a_gradient_that_is_marked_again_when_it_counts_again_is_found():
+    says = found(rounds(again=True))
+    for name, words in (("gradients", "6 were applied to each part and 5 marked as dropped"),
+                        ("versions read", "60 gradients are marked as computed at version 0; 3 were computed at that model")):
+        assert says[name].held is False and words in says[name].text
+        assert "; one that counts in several updates is marked at the first only" in says[name].text
 
 
 def test_parameters_that_change_their_type_are_found():
