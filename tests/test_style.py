@@ -121,6 +121,9 @@ def test_no_effect_is_built_without_a_yield(path):
 def test_the_yield_check_catches_a_forgotten_one():
     wrong = "def program():\n    x = yield Recv(Push)\n    Send('worker0', x)\n"
     assert forgotten_yields(ast.parse(wrong)) == [3]
+    right = "    _, x = yield (Recv(Push) if ws else Poll(Push))\n    x = yield from (first if ws else ring_allreduce(0, ws, x))\n"
+    source = f"from refsgd.collectives import ring_allreduce as total, ring_allreduce\ndef program(ws):\n{right}    x = total(0, ws, x)\n"
+    assert forgotten_yields(ast.parse(source)) == [5]
 
 
 def test_every_public_function_and_class_has_a_docstring():

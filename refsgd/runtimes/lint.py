@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import CodeType
@@ -19,8 +20,14 @@ def _own(function: ast.AST) -> Iterator[ast.AST]:
             yield from _own(child)
 
 
-def _yields(function: ast.FunctionDef) -> list[ast.Yield | ast.YieldFrom]:
-    return [n for n in _own(function) if isinstance(n, ast.Yield | ast.YieldFrom)]
+def _choices(value: ast.AST | None) -> list[ast.AST | None]:
+    """An expression, or those between which a condition chooses."""
+    return _choices(value.body) + _choices(value.orelse) if isinstance(value, ast.IfExp) else [value]
+
+
+def _yielded(function: ast.FunctionDef) -> list[ast.AST | None]:
+    return [value for n in _own(function) if isinstance(n, ast.Yield | ast.YieldFrom)
+            for value in _choices(n.value)]
 
 
 def _called(value: ast.AST | None) -> str | None:
@@ -28,15 +35,23 @@ def _called(value: ast.AST | None) -> str | None:
     return value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else None
 
 
+def _imported(tree: ast.AST) -> set[str]:
+    """The names of the library's sub-programs that a module imports: functions that return a `Program`."""
+    found = {alias.asname or alias.name: getattr(sys.modules.get(n.module or ""), alias.name, None)
+             for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for alias in n.names}
+    return {name for name, f in found.items() if str(getattr(f, "__module__", "")).startswith("refsgd.")
+            and str(getattr(f, "__annotations__", {}).get("return")).startswith("Program")}
+
+
 def forgotten_yields(tree: ast.AST) -> list[int]:
-    """Lines where an effect is built outside a ``yield``, or a sub-program of the module is called without
-    ``yield from``."""
-    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and _yields(f)]
-    names, programs = set(EFFECTS), list[ast.FunctionDef]()
+    """Lines where an effect is built outside a ``yield``, or a sub-program of the module or of the library is
+    called without ``yield from``."""
+    functions = [f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and _yielded(f)]
+    names, programs = EFFECTS | _imported(tree), list[ast.FunctionDef]()
     for _ in functions:  # a generator of other values is no program, unless it yields from one
-        programs = [f for f in functions if any(_called(n.value) in names for n in _yields(f))]
+        programs = [f for f in functions if any(_called(value) in names for value in _yielded(f))]
         names |= {f.name for f in programs}
-    yielded = {id(n.value) for f in programs for n in _yields(f)}
+    yielded = {id(value) for f in programs for value in _yielded(f)}
     return sorted({n.lineno for f in programs for n in _own(f) if isinstance(n, ast.Call)
                    and isinstance(n.func, ast.Name) and n.func.id in names and id(n) not in yielded})
 
@@ -64,4 +79,6 @@ def parts_of(tree: ast.Module, first: int) -> ast.AST:
             scope = around.get(id(g), tree)
             if getattr(g, "name", None) in named and g not in found and any(n is f for n in ast.walk(scope)):
                 found.append(g)
-    return ast.Module([f if isinstance(f, ast.stmt) else ast.Expr(f) for f in found], []) if found else tree
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)]
+    return ast.Module([*imports, *(f if isinstance(f, ast.stmt) else ast.Expr(f) for f in found)],
+                      []) if found else tree

@@ -94,9 +94,12 @@ def line_of(program: Any) -> str:
 
 
 def blame(error: Exception, program: str, node: str, now: str) -> None:
-    """Add notes to an error: the meaning of one about a read-only array, and the program that raised it."""
+    """Add notes to an error: the meaning of one about a read-only array or a generator, and the
+    program that raised it."""
     if isinstance(error, ValueError) and "read-only" in str(error):
         error.add_note("an array that has crossed a yield must not change any more: make a new one")
+    if isinstance(error, TypeError | AttributeError) and "generator" in str(error):
+        error.add_note("a sub-program needs `yield from`")
     places = [f", raised at {frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
               for frame, line in traceback.walk_tb(error.__traceback__)
               # of the program and its sub-programs; the last is the most informative

@@ -167,8 +167,15 @@ def test_what_is_no_effect_is_named():
     def wrong():
         yield sub()
 
+    def uses():
+        yield Compute(abs, 1)
+        return sub() / 2
+
     with pytest.raises(TypeError, match="needs `yield from`"):
         simulate({"worker0": Node(wrong())})
+    with pytest.raises(TypeError, match="'generator'") as found:
+        simulate({"worker0": Node(uses())})
+    assert "a sub-program needs `yield from`" in found.value.__notes__
 
 
 def test_an_unknown_receiver_is_named():
