@@ -328,6 +328,8 @@ def test_a_link_is_fitted_to_the_groups_of_collectives(tmp_path, capsys):
     assert read([path]).link == pytest.approx((2e-5, 1e10))
     assert main(["calibrate", "--trace", path, "--output", str(tmp_path / "m.json")]) == 0
     assert "1 a step of 4.00 MB in groups of 4" in capsys.readouterr().out
+    data = {"traceEvents": collectives("Float", *some)["traceEvents"]}  # which does not say how many ranks there are
+    assert read([wrote(tmp_path / "rank1.json", data)]).world == 4
 
 
 @pytest.mark.parametrize(("kernel", "name", "op", "share"), [

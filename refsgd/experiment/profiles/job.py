@@ -108,7 +108,8 @@ def read(paths: Sequence[str]) -> Job:
             for kinds in ranks.values()]
     if not (steps := sorted(set.intersection(*each))):
         refuse(paths[-1], "no step that all ranks have", "the same steps of each rank")
-    world, lacking = max([len(ranks), *worlds]), set.union(*each) - set(steps)
+    groups = [sent.group for kinds in ranks.values() for sent in kinds.get("sent", [])]
+    world, lacking = max([len(ranks), *worlds, *groups]), set.union(*each) - set(steps)
     notes = [text for text, holds in (
         (f"the rank, taken as {min(ranks)}", not files[0].numbered),
         (f"{len(lacking)} steps that some ranks lack, left out", lacking),
