@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, zeros
 from refsgd.effects import Array
 
 
@@ -46,7 +46,7 @@ class Adam(SGD):
 
     def start(self, x: Array) -> Any:
         """The two averages before the first update: zeros."""
-        return super().start(x), super().start(x)
+        return zeros(x), zeros(x)
 
     def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
         """Parameters and averages after update t, from 0 on, with gradient g."""

@@ -57,6 +57,11 @@ class StepDecay:
         return float(self.factor ** (t // self.every))
 
 
+def zeros(x: Array) -> Array:
+    """Zeros of the shape of `x`, which unlike those of ``zeros_like`` take no memory before they are used."""
+    return np.zeros(x.shape, x.dtype, like=x)
+
+
 constant = StepDecay(1, 1.0)  #: the learning rate never changes
 
 
@@ -146,7 +151,7 @@ class SGD:
 
     def start(self, x: Array) -> Any:
         """The velocity before the first update: zeros of the shape of the parameters `x`."""
-        return np.zeros(x.shape, x.dtype, like=x)  # unlike zeros_like, it takes no memory before it is read
+        return zeros(x)
 
     def step(self, x: Array, v: Any, g: Array, t: int) -> tuple[Array, Any]:
         """Parameters and velocity after update t with gradient g: new arrays, but without momentum `v`

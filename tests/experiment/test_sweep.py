@@ -11,6 +11,7 @@ import pytest
 import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.adaptive import Adam
+from refsgd.algorithms.gossip.ako import Accumulating
 from refsgd.algorithms.sgd import SGD
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
@@ -194,4 +195,5 @@ def test_a_prediction_makes_no_replica_as_the_state_of_a_rule_takes_no_memory_be
         return psutil.Process().memory_info().rss - before, state
 
     x = np.ones(25_000_000, np.float32)
+    assert grown(lambda x: Accumulating(0, x, rule, (slice(0, x.size),)))[0] < 0.1 * x.nbytes  # Ako's replica
     assert grown(rule.start)[0] < 0.1 * x.nbytes < 0.9 * x.nbytes < grown(np.zeros_like)[0]

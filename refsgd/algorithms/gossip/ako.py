@@ -38,7 +38,7 @@ import numpy as np
 from refsgd.algorithms.facts import ONE_WORKER, REPLICAS, declare
 from refsgd.algorithms.parts import Objective
 from refsgd.algorithms.replica import Replica, deploy, others_of
-from refsgd.algorithms.sgd import SGD
+from refsgd.algorithms.sgd import SGD, zeros
 from refsgd.collectives.parts import chunks
 from refsgd.effects import Array, Compute, Deployment, Mark, Program, Recv, RunEnded, Send
 
@@ -58,8 +58,8 @@ class Accumulating(Replica):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.unsent = [np.zeros_like(self.x[part]) for part in self.parts]
-        self.received = np.zeros_like(self.x)
+        self.unsent = [zeros(self.x[part]) for part in self.parts]
+        self.received = zeros(self.x)
         self.late = False  #: whether anything has come since it was last taken
 
     def take(self) -> Array:
