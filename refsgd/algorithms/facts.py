@@ -12,11 +12,14 @@ and returns `Facts`.  A function of your own may declare facts, too.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+from collections import abc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, get_args
+from types import UnionType
+from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Options = Mapping[str, Any]  #: the algorithm's own options; those that were not given have their defaults
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -182,8 +185,60 @@ def declare(facts: Facts | Callable[[Options], Facts], **changes: Any) -> Callab
     def mark(function: Function) -> Function:
         own = replace(facts, **changes) if isinstance(facts, Facts) else facts
         function.facts = own  # type: ignore[attr-defined]
+        _check(function)
         return function
     return mark
+
+
+def _check(function: Callable[..., Any]) -> None:
+    """Refuse facts of the wrong type, or with names that are not known."""
+    taken, options = inspect.signature(function).parameters, getattr(function, "__kwdefaults__", None) or {}
+    if any(p.kind is p.KEYWORD_ONLY and name not in options for name, p in taken.items()):
+        return  # facts may depend on options without defaults
+    facts = facts_of(function)
+
+    def refuse(name: str, found: str, expected: str = "") -> NoReturn:
+        raise ValueError(f"fact {name} of {function.__name__} {found}; expected "
+                         + (expected or Facts.__annotations__[name]))
+
+    for name, kind in _kinds().items():
+        value = getattr(facts, name)
+        if not _fits(value, kind):
+            refuse(name, f"is {value!r}")
+        for each in (kind, *get_args(kind)) if callable(value) and name != "formula" else ():
+            if get_origin(each) is not abc.Callable:
+                continue
+            takes, gives = get_args(each)
+            try:
+                found = value(*(options if each == Options else 2 for each in takes))
+            except ValueError:  # not of two workers
+                continue
+            except Exception as error:
+                refuse(name, f"raises {error!r}")
+            if not _fits(found, gives):
+                refuse(name, f"gives {found!r}")
+    for name, known in {"given": [each for each in GIVEN if each in taken], "takes": EXCHANGE,
+                        "because": (*EXCHANGE, "", "overlap both")}.items():
+        if others := [each for each in getattr(facts, name) if each not in known]:
+            refuse(name, f"names {others[0]}", f"only {', '.join(filter(None, known)) or '()'}")
+    if isinstance(facts.recursion, str) and not (facts.recursion in RECURSIONS or " " in facts.recursion):
+        refuse("recursion", f"is {facts.recursion!r}", f"{', '.join(RECURSIONS)}, or why it is none of them")
+
+
+@functools.cache
+def _kinds() -> dict[str, Any]:
+    """The types of all facts."""
+    return get_type_hints(Facts)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, each) for each in args)
+    if origin is Literal:
+        return value in args
+    return isinstance(value, (int, float) if kind is float else origin or kind)
 
 
 def declared(function: Any) -> bool:

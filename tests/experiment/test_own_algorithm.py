@@ -13,7 +13,7 @@ import pytest
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.facts import EXCHANGE, REPLICAS, declare
+from refsgd.algorithms.facts import EXCHANGE, REPLICAS, Facts, declare
 from refsgd.cli import main
 from refsgd.effects import Compute, Node
 from refsgd.experiment.prepare import prepare
@@ -143,6 +143,27 @@ def test_an_own_option_with_the_name_of_one_of_a_run_is_refused(option, commands
     if "run" in commands:
         with pytest.raises(ValueError, match=f"^option {option} of pipedream is also one of a run"):
             refsgd.run(NAME, data="quadratic", **{option: 0.9})
+
+
+@pytest.mark.parametrize(("facts", "said"), [
+    ({"updates": 5}, "updates of mine is 5; expected Callable[[int, int, Options], int | None]"),
+    ({"updates": lambda workers, steps, options: options["nope"]}, "updates of mine raises KeyError('nope'); expected"),
+    ({"needs": lambda options: {}}, "needs of mine raises TypeError("),
+    ({"gate": lambda options: 3}, "gate of mine gives 3; expected Callable[[Options], tuple[float, float]] | None"),
+    ({"holds": "banana"}, "holds of mine is 'banana'; expected Literal['replica', "),
+    ({"share": "banana"}, "share of mine is 'banana'; expected Literal['worker', 'replica', 'all']"),
+    ({"timeless": "no"}, "timeless of mine is 'no'; expected bool"),
+    ({"takes": ("banana",)}, "takes of mine names banana; expected only layout, "),
+    ({"because": {"banana": "no"}}, "because of mine names banana; expected only layout, "),
+    ({"recursion": "puhses"}, "recursion of mine is 'puhses'; expected mean, replicas, pushes, "),
+    ({"given": ("servers",)}, "given of mine names servers; expected only ()")])
+def test_a_wrong_fact_is_refused_where_it_is_declared(facts, said):
+    def mine(problem, workers, steps, sgd, *, rate=1.0): ...
+
+    with pytest.raises(ValueError, match=f"^fact {re.escape(said)}"):
+        declare(REPLICAS, **facts)(mine)
+    with pytest.raises(ValueError, match=f"^fact {re.escape(said)}"):
+        declare(lambda options: Facts(**facts))(mine)
 
 
 @pytest.mark.parametrize("command", ["run", "check", "explore"])
