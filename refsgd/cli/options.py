@@ -67,6 +67,8 @@ class Parser(argparse.ArgumentParser):
                   for o in options_of(f)} if self.prog.split()[-1] in CATALOGUE else {}
         near = nearest(name, [*others, *mine])
         said = [f"did you mean {near}?"] if near and near != name else []
+        if any(flag(action.dest) == name for action in self._get_positional_actions()):
+            return f"expected what follows it without {name}"
         said += [elsewhere(others[near])] if near in others and near not in mine else []
         return " ".join(said) or f"see {self.prog} --help"
 

@@ -109,6 +109,8 @@ def draw_sweep(args: argparse.Namespace) -> None:
 
     def talk() -> None:
         lay_out(lambda wide: sweep_table(found, wide))
+        for name, why in found.absent.items():
+            tell(f"- of {name}: {why}")
         for a, b, x in found.crossings:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
         if found.toothed:

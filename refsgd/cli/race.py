@@ -32,8 +32,8 @@ def options(p: argparse.ArgumentParser) -> None:
     from refsgd.experiment.race.race import race
 
     p.add_argument("algorithms", nargs="?", default="seven", metavar="A,B,...|FILE.toml",
-                   help="as --algorithms of compare; or a file with these and other options: algorithms = "
-                        "[\"bsp\", \"ssp staleness=1\"], target = \"loss=0.1\"")
+                   help="without a flag, what compare takes with --algorithms; or a file with these and "
+                        "other options: algorithms = [\"bsp\", \"ssp staleness=1\"], target = \"loss=0.1\"")
     p.add_argument("--from", dest="source", metavar="FILE",
                    help="a race that --json wrote, or digits or digits-by-label, on the given machine: "
                         "nothing is trained")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -35,6 +35,7 @@ class Sweep:
     curves: dict[str, list[float | None]]  #: by algorithm; None outside the formula's domain
     crossings: list[tuple[str, str, float]]  #: two algorithms and where they cross, interpolated linearly
     toothed: bool = False  #: whether images per second have teeth, as some gradients have fewer images
+    absent: Mapping[str, str] = field(default_factory=dict)  #: why an algorithm first has no value, if so
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
@@ -98,7 +99,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                     "expected another quantity, or another algorithm")
     common = shared(arguments, [function for _, function in named])
     curves: dict[str, list[float | None]] = {}
-    unit, refused, why, idle, toothed = "", None, "", list[dict[str, str]](), False
+    unit, refused, absent, idle, toothed = "", None, dict[str, str](), list[dict[str, str]](), False
     for algorithm, (name, _), each, it_takes in zip(chosen, named, common, takes):
         curves[name] = []
         for value in values:
@@ -114,19 +115,22 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                 idle.append(unused.reasons(e, stated))
                 toothed |= e.images < sum(e.batches) * e.steps
                 figures = e.predictions()
-                found, why = figures.get(metric), why or figures.missing.get(metric, "")
+                found, why = figures.get(metric), figures.missing.get(metric, "")
             except ValueError as error:  # outside the formula's domain, or more servers than it allows
-                found, refused = None, refused or error
+                found, why, refused = None, str(error), refused or error
+            if found is None:
+                absent.setdefault(name, why)
             unit = found.unit if found is not None else unit
             curves[name].append(float(found.value) if found is not None else None)
     if all(point is None for points in curves.values() for point in points):
         if isinstance(refused, Usage):
             raise refused
+        said = next(filter(None, absent.values()), "")
         raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here"
-                    + (f": {why}" if why else "; expected another metric, such as images_per_second"))
+                    + (f": {said}" if said else "; expected another metric, such as images_per_second"))
     unused.check(idle)
     return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves),
-                 toothed and metric == "images_per_second")
+                 toothed and metric == "images_per_second", absent)
 
 
 def crossings(values: Sequence[float], curves: dict[str, list[float | None]]) -> list[tuple[str, str, float]]:

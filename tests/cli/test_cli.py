@@ -49,6 +49,7 @@ def refuse(capsys, *arguments):
     (["run", "sgdd"], "sgdd"),
     (["run", "spp"], "did you mean ssp?"),
     (["rnu", "ssp"], "did you mean run?"),
+    (["race", "--algorithms", "bsp,asp"], "race has no option --algorithms; expected what follows it without --algorithms"),
     (["explore", "ssp", "--workers", "0"], "workers 0; expected at least 1"),
     (["explore", "ssp", "--servers", "0"], "servers 0; expected at least 1"),
     (["predict", "bsp", "--against", "asp"], "--against asp without a sweep; expected --sweep"),

@@ -72,6 +72,9 @@ def test_predict_sweep_writes_a_picture_and_json(tmp_path, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["curves"]["bsp"][0] < data["curves"]["bsp"][1] and not data["toothed"]
     assert main(["predict", "bsp", "--sweep", "workers=1:3", "--metric", "colour"]) == 2
+    assert main(["predict", "bsp", "--data", "quadratic", "--sweep", "workers=2,4", "--against", "ringleader,strads",
+                 "--metric", "staleness_max", "--json", str(tmp_path / "s.json")]) == 0
+    assert "- of strads: " in capsys.readouterr().out
 
 
 def test_a_large_residual_is_explained_by_the_draws():
