@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import apart, fresh, heard_from
@@ -50,20 +50,21 @@ def _known(graph: str, graphs: Collection[str]) -> None:
 LOADED = 0.3  # a transfer over a mean gradient, beyond which askers often meet at one partner
 
 
-def _asking(c: Setting, exchange: float, asks: list[bool], update: float, kind: Kind, sent: float) -> Figures:
-    """Peers whose iteration takes max(T, x) if they ask, otherwise T, and then an update."""
+def _asking(c: Setting, exchange: float, asks: list[bool], updates: Sequence[float], kind: Kind,
+            sent: float) -> Figures:
+    """Peers whose iteration takes max(T, x) if they ask, otherwise T, and then their update."""
     if sum(asks) > 1 and c.transfer > LOADED * min(time.mean for time in c.times):
         return figures(c, None, None, c.steps, sent, fresh()).without(RUN, "clock_gap_max", "lead_max")
-    each = [gossip.mean_of_longer(time, exchange) if ask and exchange else time.mean
-            for time, ask in zip(c.times, asks, strict=True)]
-    rates = [1 / (t + update) if t + update else math.inf for t in each]
-    value, mean = c.workers / math.fsum(rates), iteration.mean_time(c.times)
-    step = Prediction(value, "s", kind, {"compute E[T]": mean, "update": update,
-                                         "partner": max(value - mean - update, 0.0)},
+    alone = [time.mean + update for time, update in zip(c.times, updates, strict=True)]
+    each = [gossip.mean_of_longer(time, exchange) + update if ask and exchange else free
+            for time, update, ask, free in zip(c.times, updates, asks, alone)]
+    value, free = (c.workers / math.fsum(1 / t if t else math.inf for t in found) for found in (each, alone))
+    update = math.fsum(updates) / c.workers
+    step = Prediction(value, "s", kind, {"compute E[T]": free - update, "update": update,
+                                         "partner": 0.0 if math.isclose(value, free) else value - free},
                       "n / sum of rates; asking peers E[max(T, x)], asked peers E[T]", "Lian et al. 2018",
                       "asking peers do not meet at one partner")
-    run = _slowest(c, [t + update for t in each], asks, (not exchange or not c.transfer)
-                   and (not update or len(set(c.own)) == 1))
+    run = _slowest(c, each, asks, (not exchange or not c.transfer) and len(set(updates)) == 1)
     return figures(c, step, run, c.steps, sent, fresh()).without(RUN, "clock_gap_max", "lead_max")
 
 
@@ -74,7 +75,7 @@ def adpsgd(c: Setting) -> Figures:
     _known(graph, ("bipartite", "bipartite-ring", "ring", "star"))
     asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
     x = 2 * (c.machine.latency + c.transfer)
-    return _asking(c, x, asks, 0.0, "approximation" if x and sum(asks) > 1 else "exact",
+    return _asking(c, x, asks, [0.0] * c.workers, "approximation" if x and sum(asks) > 1 else "exact",
                    2.0 * sum(asks) * c.nbytes)
 
 
@@ -104,12 +105,11 @@ def pair_averaging(c: Setting) -> Figures:
     rho w/(2 (1 - rho)), with rho at most 1/2.
     """
     c.check_alone()
-    w, u = c.transfer, max(c.own)
-    asks = [c.workers > 1] * c.workers
-    rho = min(w / max(iteration.mean_time(c.times) + u, 2 * c.machine.latency + w),
+    w, asks = c.transfer, [c.workers > 1] * c.workers
+    rho = min(w / max(iteration.mean_time(c.times) + max(c.own), 2 * c.machine.latency + w),
               0.5) if w and c.workers > 2 else 0.0
     x = 2 * c.machine.latency + w + rho * w / (2 * (1 - rho))
-    return _asking(c, x, asks, u, "approximation" if w or len(set(c.own)) > 1 else "exact",
+    return _asking(c, x, asks, c.own, "approximation" if w else "exact",
                    float(c.workers * c.nbytes if c.workers > 1 else 0))
 
 

@@ -44,11 +44,15 @@ def local_sgd(c: Setting, switch: int = 0, outer: bool = False) -> Figures:
                        "switch x allreduce + rounds x local + last round", usual.source, usual.assumptions)
     step, run = through_ring(c, usual, whole, [1] * early + [h] * rounds + [rest] * (rest > 0), before=1,
                              after=int(outer), period=h or c.steps)
-    if step and 0 < early < c.steps:
-        step = replace(step,
-                       assumptions=f"{step.assumptions}; after the switch, before it {before.value:.4g} s")
-    exchanges = early + rounds + (rest > 0)
-    out = figures(c, step, run, c.steps, exchange.total / (h or c.steps), fresh(),
+    exchanges, each = early + rounds + (rest > 0), exchange.total / (h or c.steps)
+    if step and 0 < early < c.steps:  # the mean of the run
+        shares = (before, early / c.steps), (step, 1 - early / c.steps)
+        each = exchange.total * exchanges / c.steps
+        step = replace(step, value=math.fsum(share * p.value for p, share in shares), terms={
+            name: math.fsum(share * p.terms.get(name, 0.0) for p, share in shares)
+            for name in {**before.terms, **step.terms}}, kind=weaker(before.kind, step.kind), assumptions=(
+                f"{step.assumptions}; before the switch {before.value:.4g} s, then {step.value:.4g} s"))
+    out = figures(c, step, run, c.steps, each, fresh(),
                   clocks(c, max((h or c.steps) - 1, 0), h or c.steps, "a barrier every period"))
     out["bytes_sent"] = count(exchange.total * exchanges, "bytes", "2 (n-1) M x exchanges",
                               exchanges=float(exchanges))
