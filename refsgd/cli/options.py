@@ -48,7 +48,10 @@ class Parser(argparse.ArgumentParser):
         if choice and (name := {plain(a): a for a in CATALOGUE}.get(plain(choice[1]))):
             message = f"{name} is an algorithm; did you mean: refsgd run {name}"
         elif choice:
-            message += suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))
+            near = suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))
+            message = message.partition(" (choose")[0] + near if near else message
+        elif message.endswith("required: ALGORITHM"):
+            message = "no algorithm; expected one of those that refsgd list shows, such as ssp"
         sys.stderr.write(f"refsgd: {message}\n")
         raise SystemExit(2)
 
@@ -56,6 +59,10 @@ class Parser(argparse.ArgumentParser):
         """As in argparse, but an unknown flag is reported by its own command."""
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((text.split("=")[0] for text in rest if text.startswith("-")), None)
+        known = {plain(name) for name in CATALOGUE}
+        if unknown is None and any(plain(text.split(",")[0]) in known for text in rest):
+            place = "after --algorithms" if "--algorithms" in self._option_string_actions else "as one word"
+            self.error(f"{' '.join(rest)}: expected algorithms separated by commas, {place}")
         if unknown is not None:
             self.error(f"{self.prog.removeprefix('refsgd ')} has no option {unknown}; {self._meant(unknown)}")
         return found, rest
@@ -211,7 +218,7 @@ def number(text: str) -> float:
 def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Callable[..., Any],
                 known: Iterable[str] = ()) -> None:
     """Add a flag for each keyword-only parameter of an algorithm's function that is not known already."""
-    group = parser.add_argument_group(f"options of {algorithm}")
+    group, says = parser.add_argument_group(f"options of {algorithm}"), words(function.__doc__)
     for name, parameter in options_of(function).items():
         if name in known:
             continue
@@ -219,7 +226,8 @@ def own_options(parser: argparse.ArgumentParser, algorithm: str, function: Calla
         if float in (kind, *typing.get_args(kind)):
             kind = number
         try:
-            add_flag(group, name, kind, dest=f"own_{name}", help=f"default {parameter.default}")
+            default = "" if parameter.default is None else f"(default {parameter.default})"
+            add_flag(group, name, kind, dest=f"own_{name}", help=f"{says.get(name, '')} {default}".strip())
         except argparse.ArgumentError:
             raise Usage(f"option {name} of {algorithm.rpartition(':')[2]} is also one of "
                         f"{' '.join(parser.prog.split()[:2])}; expected another name") from None

@@ -134,8 +134,9 @@ def deliver(race: Race, args: argparse.Namespace) -> None:
         outputs.lay_out(lambda wide: races.race_table(race, wide))
         for sentence in races.sentences(race):
             outputs.tell(sentence, 2)
-        print(*(f"{what}: {path}" for what, path in (("picture", args.plot), ("figures", args.json),
-                                                     ("curves", args.curves)) if path), sep="   ")
+        if written := [f"{what}: {path}" for what, path in (("picture", args.plot), ("figures", args.json),
+                                                            ("curves", args.curves)) if path]:
+            print(*written, sep="   ")
 
     outputs.deliver([(args.json, race.to_json), (args.curves, lambda: races.curves_csv(race)),
                      (args.plot, lambda: outputs.figure("race_figure", race))], talk)

@@ -7,29 +7,37 @@ program.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from textwrap import fill
 from typing import Any, TextIO
 
 from refsgd.cli.options import exchange_given, own_given, small_case
-from refsgd.cli.outputs import deliver, failure
-from refsgd.display.player.stepper import Stepper
+from refsgd.cli.outputs import deliver, failure, width
+from refsgd.display.player.stepper import WIDTH, Stepper
 from refsgd.experiment.prepare import Usage
 
-KEYS = """  number  let this action happen        Enter  the first one
-  b       one action back               u      until the next update
-  r       run to the end                w      why each program waits; w server0 with its variables
-  d       diagram of what happened      l      lines of the program that acted last; l server0
-  h       this help                     q      quit
-  u block until a worker is held back (your own program marks it: yield Mark("block", worker=w));
-          likewise u clock, u send, u receive, u return"""
+KEYS = """  number  let this action happen         Enter  the first one
+  b       one action back; b 3: three    u      until the next update
+  r       run to the end                 w      why each program waits
+  d       diagram of what happened       l      lines of what acted last
+  h       this help                      q      quit
+  w server0  one node, with variables;  l server0  its lines
+  u block    until a worker is held back (a program of your own marks it:
+             yield Mark("block", worker=w)); u clock, send, receive, return"""
+
+#: words for a key; keys that something may follow; the number of an action
+WORDS = {"undo": "b", "back": "b", "run": "r", "where": "w", "why": "w", "until": "u", "diagram": "d",
+         "lines": "l", "?": "h", "help": "h", "quit": "q", "exit": "q"}
+TAKES, NUMBER = "bulw", re.compile(r"-?[0-9]+")
 
 
 def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
     """Execute commands, one per line, until ``q`` or the last line."""
-    say = partial(print, file=out)
+    say, wide = partial(print, file=out), width() or WIDTH
 
     told = ""  # once
 
@@ -46,27 +54,31 @@ def converse(stepper: Stepper, lines: Iterable[str], out: TextIO) -> None:
         out.flush()
 
     acts: dict[str, Callable[[str], Any]] = {
-        "": lambda _: stepper.step(), "b": lambda _: stepper.back(), "r": lambda _: stepper.run(),
+        "": lambda _: stepper.step(), "b": lambda n: stepper.back(int(n or 1)), "r": lambda _: stepper.run(),
         "u": lambda what: stepper.run_until(what or "update"),
-        "w": lambda node: say(repr(stepper.where().of(node)) if node else stepper.where().text()),
+        "w": lambda node: say((stepper.where().of(node) if node else stepper.where()).text(bool(node), wide)),
         "d": lambda _: say(stepper.diagram()), "l": lambda node: say(stepper.source(node or None)),
-        **dict.fromkeys(("h", "?", "help"), lambda _: say(KEYS))}
+        "h": lambda _: say(KEYS)}
     say(stepper.name)
     say(KEYS)
     show()
     for line in lines:
         command, _, what = line.strip().partition(" ")
-        if command in ("q", "quit") or failure():
+        key = WORDS.get(command.lower(), command.lower())
+        if key == "q" or failure():
             return
         try:
-            if command in acts:
-                acts[command](what.strip())
-            elif command.lstrip("-").isdigit():
+            if NUMBER.fullmatch(command) and not what:
                 stepper.choose(int(command))
+            elif key not in acts:
+                raise Usage(f"command {line.strip()!r}; expected a number, Enter, b, u, r, w, d, l, h or q")
+            elif what and (key not in TAKES or (key == "b" and not NUMBER.fullmatch(what.strip()))):
+                raise Usage(f"command {line.strip()!r}; expected {command} alone"
+                            + ", or a number" * (key == "b"))
             else:
-                raise Usage(f"command {command!r}; expected a number, Enter, b, u, r, w, d, l, h or q")
+                acts[key](what.strip())
         except Usage as error:
-            say(str(error))
+            say(fill(str(error), wide))
         show()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from rich.table import Table
@@ -82,7 +83,9 @@ def sentences(race: Race) -> list[str]:
     together = [[row.label for row in race.rows if letter in race.letters[row.label]] for letter in groups]
     together = [names for names in together if len(names) > 1]
     seeds = len(race.seeds)
-    if 2 / 2**seeds >= LEVEL:
+    if len(race.rows) < 2:
+        pass
+    elif 2 / 2**seeds >= LEVEL:
         out.append(f"{seeds} seeds tell no two algorithms apart; six do, if all agree.")
     elif len(together) > MANY:
         runs = any("-" in abridged(text) for text in race.letters.values())
@@ -91,8 +94,9 @@ def sentences(race: Race) -> list[str]:
     else:
         out += [f"{', '.join(names[:-1])} and {names[-1]}: not separated by {seeds} seeds."
                 for names in together]
-    out.append(f"Rates were tuned on {counted(len(race.tuning), 'other seed')}, near the best a factor of "
-               "1.4 apart.")
+    near = min((b / a for row in race.rows for a, b in pairwise(sorted(row.tried))), default=0.0)
+    out.append(f"Rates were tuned on {counted(len(race.tuning), 'other seed')}"
+               + f", the closest a factor of {near:.2g} apart" * bool(near) + ".")
     if race.trained is not None:
         out.append(f"Passes are those of a race on: {race.trained}. Without ~: the schedule simulated here, "
                    "exact; with ~: passes times predicted seconds a pass.")

@@ -48,6 +48,9 @@ def refuse(capsys, *arguments):
 @pytest.mark.parametrize(("arguments", "expected"), [
     (["run", "sgdd"], "sgdd"),
     (["run", "spp"], "did you mean ssp?"),
+    (["compare", "bsp,asp"], "bsp,asp: expected algorithms separated by commas, after --algorithms"),
+    (["race", "bsp", "asp"], "asp: expected algorithms separated by commas, as one word"),
+    (["run"], "no algorithm; expected one of those that refsgd list shows"),
     (["rnu", "ssp"], "did you mean run?"),
     (["race", "--algorithms", "bsp,asp"], "race has no option --algorithms; expected what follows it without --algorithms"),
     (["explore", "ssp", "--workers", "0"], "workers 0; expected at least 1"),

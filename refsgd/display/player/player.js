@@ -438,7 +438,7 @@ const acts = {
 };
 for (const id in acts) byId(id).addEventListener("click", () => { play(false); acts[id](); });
 byId("play").addEventListener("click", () => play(timer === null));
-byId("speed").addEventListener("change", () => { if (timer !== null) play(true); });
+byId("speed").addEventListener("change", (e) => { if (timer !== null) play(true); e.target.blur(); });  // keys act again
 byId("position").max = last;
 byId("position").addEventListener("input", (e) => { play(false); go(Number(e.target.value)); });
 byId("less").addEventListener("click", () => rescale(1 / 1.5));

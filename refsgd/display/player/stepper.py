@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import linecache
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from refsgd.display.player import Player, player_html
 from refsgd.display.player.listing import title
 from refsgd.display.player.states import action_in_words, called, follow, rank, readable
 from refsgd.display.player.why import Why, deadlock
-from refsgd.experiment.arguments import check_whole
+from refsgd.experiment.arguments import check_kind, check_whole
 from refsgd.experiment.functions import Algorithm
 from refsgd.experiment.options.batches import text_of, weights_of
 from refsgd.experiment.prepare import Usage, prepare
@@ -40,18 +41,18 @@ class Places(list[Where]):
     def __repr__(self) -> str:
         return self.text(variables=True)
 
-    def text(self, variables: bool = False) -> str:
+    def text(self, variables: bool = False, width: int = WIDTH) -> str:
         """A sentence and the line for each program, and its variables if they are asked for."""
         lines = []
         for w in self:
-            lines += wrap(w.why, WIDTH, subsequent_indent="    ")
+            lines += wrap(w.why, width, subsequent_indent="    ")
             if w.line:
                 text = linecache.getline(w.filename, w.line).strip()
                 values = readable(w.locals)
                 local = ", ".join(f"{n} {values[n]}".replace(" ", HARD) for n in sorted(values, key=rank))
                 place = f"{title(w.filename).rsplit('/', 1)[-1]}:{w.line}  {text}"
                 for more in (place, local) if variables else (place,):
-                    lines += wrap(more, WIDTH, initial_indent="    ", subsequent_indent=" " * 8)
+                    lines += wrap(more, width, initial_indent="    ", subsequent_indent=" " * 8)
         return "\n".join(lines).replace(HARD, " ")
 
     def of(self, node: str) -> Places:
@@ -150,6 +151,7 @@ class Stepper:
     def choose(self, pick: int) -> Stepper:
         """Perform action number `pick`, from 0 on, of the list in `actions`; raises ValueError if there is no
         such action."""
+        check_kind(Integral, "the number of an action, as in actions()", action=pick)
         if not 0 <= pick < len(self._enabled):
             if not self._enabled:
                 raise Usage(f"action {pick}; {self.deadlock or 'the run is over'}")

@@ -429,6 +429,17 @@ def test_a_conversation():
     assert "node 'worker7'; expected one of worker0, worker1, server0" in said
     assert any(line.startswith("action 42; expected 0 to") for line in said)
     assert said[-1].startswith("the run is over")
+    for wrong in ("--1", "²", "0 1", "b x", "r 2"):  # the session goes on
+        assert sum(line.startswith(f"command '{wrong}'; expected ") for line in talk(wrong, "0")) == 1
+    assert talk("1", "1", "undo", "Why", "back 2")[-2:] == talk()[-2:]
+    with pytest.raises(ValueError, match=r"action 'worker0' of type str; expected the number of an action"):
+        Stepper("ssp").choose("worker0")
+
+
+def test_a_terminal_of_80_columns_is_kept_to(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = talk("u block", "w", "w server0", "w server9", "nonsense")
+    assert max(map(len, said)) <= 80
 
 
 def test_on_a_terminal_cursor_up_brings_back_the_last_line():

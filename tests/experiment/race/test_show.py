@@ -83,6 +83,8 @@ def test_sentences_name_what_is_not_told_apart(digits):
     assert "letter in common" in " ".join(sentences(digits))
     five = replace(few, seeds=few.seeds[:5])
     assert "tell no two algorithms apart" in " ".join(sentences(five))
+    alone = replace(five, rows=[replace(five.rows[0], tried={0.1: 1.0})])  # one algorithm, at a rate that was given
+    assert not any(said in " ".join(sentences(alone)) for said in ("apart", "not separated"))
 
 
 def test_a_target_that_nobody_reached_suggests_another(digits):
