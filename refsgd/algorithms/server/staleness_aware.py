@@ -12,8 +12,8 @@ aggregation: mean of c divided gradients | deterministic: given the order of arr
 
 tau <= 1 everywhere is softsync; a constant tau is softsync with lr / tau.  The divisor is tau, not tau +
 1: a gradient that missed one update keeps the full rate.  The rule `mishchenko` divides by tau / n
-instead, so that a gradient keeps the full rate until it has missed n updates, which is the mean where
-workers are equal.
+instead, so that a gradient keeps the full rate until it has missed n updates, one more than the mean
+in ASP.
 
 What differs from the papers
 ----------------------------

@@ -21,6 +21,15 @@ def test_each_race_is_the_one_described(name):
     assert {row.workers for row in race.rows} == {more.get("workers", 8)}
 
 
+def test_a_rule_is_compared_with_the_same_algorithm_without_it(monkeypatch):
+    """If ASP trained at the common rate as it does at its own, a rate by staleness would gain nothing there."""
+    found = fair.rows("staleness")
+    found["asp"] = replace(found["asp"], common=found["asp"].heats)
+    assert fair.claims()[6][3] == "in part"
+    monkeypatch.setattr(fair, "rows", lambda name, known=fair.rows: found if name == "staleness" else known(name))
+    assert fair.claims()[6][3] == "no"
+
+
 def test_a_claim_that_the_races_contradict_is_not_agreed_with(monkeypatch):
     """If replicas needed no more passes with more workers, the first claim would not hold, not even in part."""
     def flat(name):
