@@ -8,8 +8,10 @@ starves. Reports a failure with its shortest schedule.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from refsgd.cli.options import Parser, exchange_given, of_exchange, own_given, o
 from refsgd.cli.outputs import check_outputs, deliver, tell
 from refsgd.cluster.units import counted
 from refsgd.display.files import save
-from refsgd.experiment.arguments import Usage, catalogued, check_options, options_of
+from refsgd.experiment.arguments import Usage, catalogued, check_options, options_of, suggestion
 from refsgd.experiment.functions import imported
 
 
@@ -79,12 +81,25 @@ def _own(args: argparse.Namespace, name: str, function: Any, more: Any = None
     return own_given(found), exchange_given(found)
 
 
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # of a package that does not exist
+        return False
+
+
 def grade(args: argparse.Namespace) -> None:
     """Grade the target in a child process and write the points."""
     from refsgd.experiment.compare import with_options
     from refsgd.grader import grades, grading
     from refsgd.testing.comparison import options_for
 
+    if not 0 < args.seconds < math.inf:
+        raise Usage(f"--seconds {args.seconds:g}; expected a finite number above 0, such as 10")
+    for module in args.forbid or ():
+        if not _is_module(module):
+            raise Usage(f"--forbid {module}; no module has this name; expected one that can be imported"
+                        + suggestion(module, sys.modules))
     said = dict[str, Any]()
     if args.algorithm:
         name, said = with_options(args.algorithm)
@@ -132,6 +147,9 @@ def reports(args: argparse.Namespace, folder: Path, function: str, graded: Calla
     if not folder.is_dir() or not function or args.json or args.html or args.gradescope:
         raise Usage(f"--reports with {args.target}; expected FOLDER:FUNCTION, and no other output")
     into, done = Path(args.reports), []
+    if folder.resolve() in (into.resolve(), *into.resolve().parents[1:]):  # they would be graded next time
+        raise Usage(f"--reports {into} is among the submissions; expected another folder, such as "
+                    f"{folder / 'reports'}")
     into.mkdir(parents=True, exist_ok=True)
     for name, found, answers in of_folder(folder, into, function, args.algorithm, graded):
         done.append((name, found))

@@ -52,8 +52,9 @@ MANY = 1000  #: effects of one report
 SHOWN = 1 << 20  #: most characters of a page of the step player
 #: what a submission may not do, by the names of Python's audit events
 REFUSED = re.compile(r"os\.(fork|forkpty|posix_spawn|spawn|exec|system|kill|killpg)$"
-                     r"|(subprocess|socket|ctypes|shutil|tempfile)\.|gc\.get_"
-                     r"|os\.(remove|rename|rmdir|mkdir|truncate|link|symlink|chmod|chown|utime|setxattr)$")
+                     r"|(subprocess|socket|ctypes|shutil|tempfile|sqlite3)\.|gc\.get_"
+                     r"|os\.(chdir|remove|rename|rmdir|mkdir|truncate|link|symlink|chmod|chown|utime|setxattr)$")
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 # -- limits ------------------------------------------------------------------------------------------------
@@ -113,10 +114,10 @@ def limit(seconds: float, folder: str, hidden: Sequence[str]) -> None:
         for kind, soft, hard in ((resource.RLIMIT_AS, MEMORY, MEMORY), (resource.RLIMIT_CORE, 0, 0),
                                  (resource.RLIMIT_FSIZE, OUTPUT, OUTPUT),
                                  (resource.RLIMIT_CPU, processor, processor + 1)):
-            with contextlib.suppress(ValueError, OSError):
+            with contextlib.suppress(ValueError, OSError, OverflowError):
                 resource.setrlimit(kind, (soft, hard))
     sys.dont_write_bytecode = True
-    shut = {*hidden, *(cache_from_source(place) for place in hidden)}
+    shut = {os.path.realpath(path) for place in hidden for path in (place, cache_from_source(place))}
     roots = {os.path.realpath(root) for root in (
         folder, os.path.dirname(refsgd.__file__), sys.prefix, sys.base_prefix, os.path.dirname(np.__file__),
         os.path.dirname(os.__file__), sys.pycache_prefix or folder)}
@@ -124,16 +125,20 @@ def limit(seconds: float, folder: str, hidden: Sequence[str]) -> None:
     def hook(event: str, arguments: Any) -> None:
         if event == "open":
             path, _, flags = arguments
-            if not isinstance(path, str | bytes):
+            if type(path) is int:
                 return
+            if type(path) not in (str, bytes):  # it could name another path when it is opened
+                raise PermissionError(f"a path of type {type(path).__name__}; a submission opens texts")
             place = os.path.realpath(os.fsdecode(path))
-            if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
+            if isinstance(flags, int) and flags & WRITES:
                 raise PermissionError(f"{place} is opened to be written; a submission may write no files")
+            if os.path.isdir(place):  # relative to which others could be opened
+                raise PermissionError(f"{place} is a folder; a submission opens files only")
             if place in shut or not any(place.startswith(root + os.sep) for root in roots):
                 raise PermissionError(f"{place} may not be read by a submission")
         elif REFUSED.match(event):
             raise PermissionError(f"{event}: a submission may start no processes, open no connections and "
-                                  "change no files")
+                                  "change neither files nor the working folder")
 
     sys.addaudithook(hook)
 

@@ -16,6 +16,7 @@ from refsgd.display.player.listing import title
 from refsgd.experiment.arguments import Usage
 from refsgd.grader.judge import Submission
 from refsgd.grader.process import Gone
+from refsgd.runtimes.programs import in_words
 from refsgd.testing import Finding, findings
 from refsgd.testing.comparison import names_of
 from refsgd.testing.findings import in_full, once
@@ -44,9 +45,9 @@ def _found(submission: Submission, algorithm: str | None,
             done.append(finding.name)
     except Usage as error:  # of the options
         yield Finding("deployment", False, str(error))
-    except Gone as why:
+    except (Gone, Exception) as why:  # one submission never ends the grading of a class
         unknown = [each for each in _expected(algorithm) if each not in done]
-        yield Finding((unknown or ["end"])[0], False, str(why))
+        yield Finding((unknown or ["end"])[0], False, str(why) if isinstance(why, Gone) else in_words(why))
 
 
 def grade(target: str, algorithm: str | None, forbidden: Sequence[str], seconds: float,
@@ -64,7 +65,7 @@ def grade(target: str, algorithm: str | None, forbidden: Sequence[str], seconds:
         for finding in _found(submission, algorithm, options):
             if finding.found is not None and finding.found.factory is not None:
                 new = once([*found, finding])[-1].found is not None
-                with suppress(Gone):
+                with suppress(Gone, Exception):
                     finding.found.factory()  # of which it is the newest deployment
                     why, page = submission.show(finding.schedule or (), finding.name,
                                                 pages and new and len(shown) < 3)
@@ -103,7 +104,7 @@ def _graded(target: str, algorithm: str | None, found: Sequence[Finding], shown:
         most = POINTS.get(name, 1)
         said, _, details = each.text.partition("\n")
         # without the folders of the grader's machine
-        said = re.sub(r"/\S+\.py", lambda path: title(path[0]), said)
+        said = re.sub(r"/\S+\.py", lambda path: title(path[0]), said[:4000])
         said = re.sub(r"^(Misread|Usage|AssertionError): ", "", said)
         said, more = _parted(said.replace(", and no program can continue", ""))  # which a deadlock means
         rows.append({"name": name, "passed": each.held, "score": 0 if each.held is False else most,

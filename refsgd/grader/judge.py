@@ -73,11 +73,11 @@ def _as_error(report: Sequence[Any]) -> Exception:
     """The error that a report describes."""
     _, name, text, notes, place = report
     try:
-        error = _error(str(name))(str(text))
+        error = _error(str(name)[:200])(str(text)[:2000])
     except Exception:  # an error that takes other arguments
-        error = RuntimeError(f"{name}: {text}")
-    for note in [*notes, *([f"raised at {place}"] if place else [])]:
-        error.add_note(str(note))
+        error = RuntimeError(f"{name}: {text}"[:2000])
+    for note in [*notes[:5], *([f"raised at {place}"] if place else [])]:
+        error.add_note(str(note)[:500])
     return error
 
 
@@ -196,7 +196,7 @@ class Submission:
             self.__signature__ = inspect.Signature([inspect.Parameter(
                 name, kinds[kind], default=heard(default) if given else inspect.Parameter.empty)
                 for name, kind, given, default in takes])
-        except (TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # whatever a report can do
             raise self.process.garbage(error) from None
         own = [p for p in self.__signature__.parameters.values() if p.kind is p.KEYWORD_ONLY]
         self.__kwdefaults__ = {p.name: p.default for p in own if p.default is not p.empty}
@@ -206,9 +206,11 @@ class Submission:
     def without(self, options: Mapping[str, Any]) -> None:
         """Accept options of the algorithm that it should be, and leave out those that it does not have."""
         own = self.__signature__.parameters
-        self._left_out = options.keys() - own.keys()
-        self.__signature__ = inspect.Signature([*own.values(), *(inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=options[name]) for name in self._left_out)])
+        missing = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value)
+                   for name, value in options.items() if name not in own]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
+        self._left_out = set() if takes_any else {p.name for p in missing}
+        self.__signature__ = inspect.Signature(sorted([*own.values(), *missing], key=lambda p: p.kind))
 
     def forget(self) -> None:
         """Ask again from now on: what is reported twice must be the same twice."""
@@ -232,7 +234,7 @@ class Submission:
         self._key, nodes = self._known[text]
         try:
             return self._nodes(self._key, nodes, problem)
-        except (TypeError, ValueError, KeyError, IndexError) as error:
+        except Exception as error:
             raise self.process.garbage(error) from None
 
     def _nodes(self, key: int, said: Any, problem: Problem) -> Deployment:
@@ -293,7 +295,7 @@ class Submission:
             if "error" in found:
                 try:
                     error = _as_error(found["error"])
-                except (TypeError, ValueError) as wrong:
+                except Exception as wrong:
                     raise self.process.garbage(wrong) from None
                 raise error
             if "ask" not in found:

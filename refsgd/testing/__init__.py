@@ -295,6 +295,13 @@ def _real(deploy: Small) -> str:
                                                      else "")
 
 
+def _urgent(deploy: Small) -> str:
+    """Check that a node has a priority."""
+    if not any(node.priority for node in deploy(integer_gradients(workers=2), 2, 1).values()):
+        raise NotChecked("no node has a priority")
+    return "a node has a priority"
+
+
 def findings(function: str | Deploy, *, algorithm: str | None = None, processes: bool = True,
              max_runs: int = 2000, **options: Any) -> Iterator[Finding]:
     """The findings of `check`, each as soon as it is known."""
@@ -335,8 +342,9 @@ def findings(function: str | Deploy, *, algorithm: str | None = None, processes:
         yield attempt("mean of replicas", _mean, deploy)
         yield attempt("unequal batches", _weighs, deploy)
         yield from codecs
-    if any(node.priority for node in deploy(integer_gradients(workers=2), 2, 1).values()):
-        yield attempt("priority", starves_none, deploy)
+    urgent = attempt("priority", _urgent, deploy)
+    if urgent.held is not None:
+        yield attempt("priority", starves_none, deploy) if urgent.held else urgent
     if processes:
         yield attempt("processes", _real, deploy)
 

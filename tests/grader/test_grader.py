@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from refsgd.algorithms import CATALOGUE
 from refsgd.cli import main, parsed
 from refsgd.grader import folder as folder_of
 from refsgd.runtimes.explorer import World
@@ -37,6 +38,16 @@ def test_a_correct_program_in_an_unusual_style_passes(name):
 @pytest.mark.parametrize("name", others.PROGRAMS)
 def test_a_correct_program_of_another_algorithm_passes(name):
     assert failures(getattr(others, name), others.PROGRAMS[name]) == []
+
+
+def test_an_error_in_one_case_is_a_finding():
+    def strict(problem, workers, steps, sgd):
+        if (workers, steps, len(problem.x0)) == (2, 1, 8):
+            raise RuntimeError("not this one")
+        return CATALOGUE["bsp"](problem, workers, steps, sgd)
+
+    lost = [f for f in check(strict, processes=False, max_runs=5) if f.held is False]
+    assert lost[-1].name == "priority" and lost[-1].text == "RuntimeError: not this one"
 
 
 def test_a_needless_wait_is_explained_by_options_of_a_run():
@@ -132,10 +143,22 @@ def test_a_lint_error_is_the_only_failure_that_is_explained(tmp_path):
 @pytest.mark.parametrize(("arguments", "says"), [
     (["nothing.py:f", "--as", "ssp"], "expected FILE.py:FUNCTION, of a file that exists"),
     ([f"{PLAIN}:ssp_plain", "--as", "spp"], "did you mean ssp?"),
+    *(([f"{PLAIN}:ssp_plain", "--as", "ssp", "--seconds", wrong], f"--seconds {wrong}; expected a finite number above 0")
+      for wrong in ("inf", "nan", "0", "-1")),
+    ([f"{PLAIN}:ssp_plain", "--forbid", "refsgd.algorithms.servers"], "no module has this name"),
+    ([f"{PLAIN}:ssp_plain", "--forbid", "refsgd.algorithms.servers.ssp"], "did you mean refsgd.algorithms.server.ssp?"),
     ([f"{PLAIN}:ssp_plain", "--as", "gosgd"], "gosgd cannot be compared; expected one of independent, approximate")])
 def test_wrong_use_is_refused(arguments, says, capsys):
     assert main(["check", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_any_options_are_those_of_the_algorithm(tmp_path):
+    """A function with ``**options`` gets all that `--as` says."""
+    text = PLAIN.read_text().replace("def ssp_plain(problem, workers, steps, sgd, *, staleness=3):",
+                                     "def ssp_plain(problem, workers, steps, sgd, **options):\n    staleness = options['staleness']")
+    grade = graded(tmp_path, text, "--as", "ssp staleness=2", function="ssp_plain", code=0)
+    assert grade["score"] == 20
 
 
 @pytest.mark.slow
@@ -207,6 +230,13 @@ def test_answers_of_an_earlier_grading_do_not_stay(tmp_path):
         zipped(folder / "ada.zip", [("homework.py", "x = 1 +"), *answers])
         assert main(["check", f"{folder}:f", "--as", "ssp", "--reports", str(into)]) == 0
         assert (into / "ada.txt").exists() is bool(answers)
+
+
+@pytest.mark.parametrize("into", [".", "a/reports"])
+def test_reports_are_not_written_among_the_submissions(into, tmp_path, capsys):
+    (tmp_path / "ada.py").write_text("")
+    assert main(["check", f"{tmp_path}:f", "--as", "ssp", "--reports", str(tmp_path / into)]) == 2
+    assert "is among the submissions; expected another folder" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(("names", "more", "says"), [

@@ -110,6 +110,94 @@ def test_a_page_of_a_submission_is_shown_in_a_sandbox(tmp_path):
     assert "<script" not in shown  # but escaped, in the frame
 
 
+WAYS = """
+import os, sys
+from pathlib import Path
+from refsgd.grader import executor
+
+class Name:
+    def __fspath__(self): return OUTSIDE
+
+class Large(int):
+    def __fspath__(self): return OUTSIDE
+
+def by_folder():
+    fd = os.open(sys.prefix, os.O_RDONLY)
+    os.chdir(sys.base_prefix)
+    return os.open('x', os.O_RDONLY, dir_fd=fd)
+
+def sqlite():
+    import sqlite3
+    sqlite3.connect(FOLDER + '/new.db')
+
+FOLDER, OUTSIDE, OWN = sys.argv[1:4]
+LINK = FOLDER + '/link/outside.txt'
+executor.limit(20, FOLDER, [LINK])
+assert open(OWN).read() == 'mine'
+for way in (lambda: open(LINK), lambda: os.open(OUTSIDE, 0), lambda: open(Name()), lambda: __import__('io').FileIO(Name()),
+            lambda: __import__('io').FileIO(Large(10**30)), lambda: os.open(bytearray(os.fsencode(OUTSIDE)), 0), by_folder,
+            lambda: os.open(FOLDER, 0), lambda: os.chdir(FOLDER), lambda: os.open(OWN, os.O_TRUNC), lambda: os.open(OWN, os.O_APPEND),
+            lambda: os.open(FOLDER + '/new', os.O_CREAT), sqlite):
+    try:
+        way()
+    except PermissionError:
+        print('refused')
+    else:
+        sys.exit(f'line {way.__code__.co_firstlineno} opens a file')
+"""
+
+
+def test_no_way_of_opening_a_file_leads_past_the_limits(tmp_path):
+    (folder := tmp_path / "own").mkdir()
+    (hidden := folder / "library").mkdir()
+    (folder / "link").symlink_to(hidden)
+    for path, text in ((tmp_path / "outside.txt", "x"), (hidden / "outside.txt", "x"), (folder / "own.txt", "mine")):
+        path.write_text(text)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", WAYS, str(folder), str(tmp_path / "outside.txt"), str(folder / "own.txt")],
+                          capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "refused\n" * 13), done.stderr
+    assert {p.name for p in folder.iterdir()} == {"library", "link", "own.txt"} and (folder / "own.txt").read_text() == "mine"
+
+
+def test_a_module_is_hidden_by_whatever_path_the_library_is_reached(tmp_path):
+    (tmp_path / "link").symlink_to(Path.cwd())
+    (tmp_path / "homework.py").write_text("import sys, importlib\nfor n in [n for n, m in sys.modules.items() if m is None]: del sys.modules[n]\n"
+                                          "importlib.import_module('refsgd.algorithms.server.ssp')\n")
+    done = subprocess.run([sys.executable, "-m", "refsgd", "check", f"{tmp_path / 'homework.py'}:f", "--as", "ssp", "--forbid", FORBIDDEN],
+                          env=os.environ | {"PYTHONPATH": str(tmp_path / "link")}, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "may not be read by a submission" in " ".join(done.stdout.split())
+
+
+#: what one submission does, and what the table says of it
+ONE = {
+    "reports at import": (OPEN + "os.write(FDS[1], b'{\"loaded\":[\"f\",1,[[\"p\",\"KEYWORD_ONLY\",true,[1]]]]}\\n')", "its report cannot be read"),
+    "reports why it fails": (OPEN + "os.write(FDS[1], b'{\"failed\":\"' + b'/' * 10**6 + b'\"}\\n')", "///"),
+    "a long error": (PATCH + "EXECUTOR._raised = lambda e, n: ['raise', 'ValueError', '/' * 10**6, ['/' * 10**6], '/' * 10**6]\n"
+                     "def f(problem, workers, steps, sgd, *, staleness=1): raise ValueError", "///"),
+    "strange nodes": (PATCH + "EXECUTOR.Executor.deploy = lambda *a: [['w', 0, 0, 0, 0, 0, [], [[0, [], 1]]]]\n"
+                      "def f(problem, workers, steps, sgd, *, staleness=1): pass", "its report cannot be read (AttributeError"),
+    "options of the command": ("def f(problem, workers, steps, sgd, *, json=1, help=2): pass", ""),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+def test_one_submission_never_ends_the_grading_of_a_class(name, tmp_path):
+    (folder := tmp_path / "class").mkdir()
+    text, says = ONE[name]
+    (folder / "ada.py").write_text(text + "\n")
+    (folder / "bob.py").write_text("f = 1 +\n")
+    worked = time.process_time()
+    assert main(["check", f"{folder}:f", "--as", "ssp", "--reports", str(tmp_path / "reports")]) == 0
+    ada, bob = (tmp_path / "reports" / "grades.csv").read_text().splitlines()[1:]
+    assert says in ada and "invalid syntax" in bob and time.process_time() - worked < 20
+
+
+def test_an_error_of_the_checks_is_a_failure_of_the_submission(tmp_path, monkeypatch):
+    monkeypatch.setattr(grading, "findings", lambda *_, **__: {}["no check"])
+    found, _ = graded(tmp_path, RIGHT, seconds=20.0)
+    assert found["score"] == 1 and "KeyError: 'no check'" in found["properties"][1]["text"]
+
+
 def test_values_cross_as_what_they_are():
     import numpy as np
 
