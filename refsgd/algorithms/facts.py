@@ -213,7 +213,7 @@ def _check(function: Callable[..., Any]) -> None:
                 found = value(*(options if each == Options else 2 for each in takes))
             except ValueError:  # not of two workers
                 continue
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 refuse(name, f"raises {error!r}")
             if not _fits(found, gives):
                 refuse(name, f"gives {found!r}")

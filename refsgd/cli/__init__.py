@@ -22,6 +22,7 @@ from refsgd.cli.outputs import check_outputs, failure, standard_streams
 from refsgd.experiment.computer.limits import check_address_space
 from refsgd.experiment.functions import deployment_function, is_place
 from refsgd.experiment.prepare import Usage
+from refsgd.runtimes.programs import no_exit
 
 CLOSED_PIPE = 141  #: the exit code after SIGPIPE in a shell, 128 + 13
 #: the commands, each a module of this folder, and whether it has a parser for every algorithm
@@ -102,6 +103,7 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
 
     tcp = logging.getLogger("refsgd.tcp")
     level = tcp.level
+    args: argparse.Namespace | None = None
     try:
         args = parse()
         warnings.showwarning = lambda message, *rest, **more: sys.stderr.write(
@@ -112,10 +114,10 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
         check_address_space()
         args.do(args)
         return 0
-    except SystemExit as stop:  # of argparse, or of a user's module
-        if stop.code is None or isinstance(stop.code, int):
-            return stop.code or 0
-        sys.stderr.write(f"refsgd: {stop.code}\n")
+    except SystemExit as stop:  # of argparse, which alone succeeds so, of a command, or of a user's code
+        if isinstance(stop.code, int) and (stop.code or args is None):
+            return stop.code
+        sys.stderr.write(f"refsgd: {no_exit(stop)}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("refsgd: interrupted; all processes ended\n")

@@ -74,7 +74,7 @@ def imported(text: str) -> Any:
                   else importlib.import_module(place))
     except (ImportError, OSError) as error:
         raise Usage(f"cannot import {place}: {error}; expected a module or a file that ends in .py") from None
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         raise Usage(f"cannot import {place}: {type(error).__name__}: {error}{line_of(error, text)}; expected "
                     "a module that can be imported") from None
     if not hasattr(module, name):
@@ -91,7 +91,7 @@ def _run(path: str, source: bytes) -> ModuleType:
     return module
 
 
-def line_of(error: Exception, text: str) -> str:
+def line_of(error: BaseException, text: str) -> str:
     """Where in the file of FILE.py:FUNCTION an error was raised, in brackets; empty if elsewhere."""
     path = os.path.realpath(text.rpartition(":")[0])
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]

@@ -34,6 +34,7 @@ from refsgd.experiment.functions import Algorithm, catalogue_name, deployment_fu
 from refsgd.experiment.options import exchanges, pipelines, problems, rules, unused
 from refsgd.experiment.options.batches import Batch, batches_of, text_of
 from refsgd.problems import Problem
+from refsgd.runtimes.programs import no_exit
 from refsgd.trace.metrics import PREDICTED
 
 if TYPE_CHECKING:  # scipy, which the formulas need, takes half a second
@@ -170,8 +171,8 @@ class Experiment:
             found = check_deployment(self.name, make())
             where = self._where(found, taken)
             return check_deployment(self.name, make(**where)) if where else found
-        except ValueError as error:
-            raise Usage(f"{error}{line_of(error, self.algorithm)}") from None
+        except (ValueError, SystemExit) as error:
+            raise Usage(f"{no_exit(error)}{line_of(error, self.algorithm)}") from None
 
     def _where(self, deployment: Deployment, taken: Sequence[str]) -> dict[str, list[int]]:
         """Numbers of each worker's host and group, if the machine has them and the algorithm takes them."""

@@ -137,9 +137,10 @@ class Engine:
                     "says survives=True") from None
             self.ended(task, None)
             return
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            error = programs.no_exit(error)
             programs.blame(error, task.name, task.node, self.moment())
-            raise
+            raise error
         if _Built.count > built + 1:
             raise programs.forgotten(task.node, task.program, built, 1)
         task.effect, task.since = effect, self.now
@@ -251,10 +252,10 @@ class Engine:
         programs.freeze(effect.args)
         try:
             return effect.fn(*effect.args)
-        except Exception as error:
-            line = programs.line_of(task.program)
+        except (Exception, SystemExit) as error:
+            error, line = programs.no_exit(error), programs.line_of(task.program)
             error.add_note(f"in {programs.describe(effect)} of {task.node}, yielded at {line}")
-            raise
+            raise error
 
     def computed(self, task: Task, start: float, effect: Compute, value: Any, late: float = 0.0) -> None:
         """A Compute has ended."""

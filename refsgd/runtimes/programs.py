@@ -8,12 +8,14 @@ import os
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from refsgd.effects import Add, Compute, Load, Recv, _Built
 from refsgd.runtimes.lint import forgotten_by
+
+Error = TypeVar("Error", bound=BaseException)
 
 _HOLDERS = {np.ndarray, list, tuple, dict}  # types that can be frozen or contain arrays
 LIBRARY = f"{Path(__file__).parents[1]}{os.sep}"
@@ -93,7 +95,15 @@ def line_of(program: Any) -> str:
     return f"{inner.gi_code.co_filename}:{inner.gi_frame.f_lineno} in {inner.gi_code.co_name}"
 
 
-def blame(error: Exception, program: str, node: str, now: str) -> None:
+def no_exit(raised: Error) -> Error | RuntimeError:
+    """What a user's code has raised; sys.exit in it is an error like others and ends no process."""
+    if not isinstance(raised, SystemExit):
+        return raised
+    return RuntimeError(f"sys.exit({raised.code!r}); expected a return or an error").with_traceback(
+        raised.__traceback__)
+
+
+def blame(error: BaseException, program: str, node: str, now: str) -> None:
     """Add notes to an error: the meaning of one about a read-only array or a generator, and the
     program that raised it."""
     if isinstance(error, ValueError) and "read-only" in str(error):

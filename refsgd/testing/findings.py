@@ -81,7 +81,7 @@ def attempt(name: str, act: Callable[..., str], *arguments: Any) -> Finding:
         return Finding(name, False, in_full(found, stuck_because(found)), found.schedule, found)
     except Usage as found:
         return Finding(name, False, str(found))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Finding(name, False, in_words(error))
 
 

@@ -4,6 +4,7 @@ listed."""
 import inspect
 import json
 import re
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -168,7 +169,14 @@ def test_conformance_catches_a_lost_gradient_a_forgotten_yield_and_a_deadlock():
 
         return {f"worker{i}": Node(program(i)) for i in range(workers)}
 
-    for wrong, name, word in ((lossy, "gradients", "applied"), (stuck, "all schedules", "deadlock")):
+    def gone(problem, workers, steps, sgd):
+        def program():
+            yield Compute(sys.exit, 0)
+
+        return {"worker0": Node(program())}
+
+    for wrong, name, word in ((lossy, "gradients", "applied"), (stuck, "all schedules", "deadlock"),
+                              (gone, "sizes", "sys.exit(0); expected")):
         failed = {f.name: f.text for f in check(wrong, processes=False) if f.held is False}
         assert name in failed and word in failed[name], failed
     line = silent.__code__.co_firstlineno + 3

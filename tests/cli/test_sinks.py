@@ -252,15 +252,16 @@ def test_a_conversation_ends_with_its_reader(monkeypatch, folder, tmp_path, caps
 
 
 @pytest.mark.parametrize(("text", "code", "line"), [
-    ("raise SystemExit('no licence')", 1, "refsgd: no licence\n"), ("raise SystemExit(7)", 7, ""), ("raise SystemExit", 0, ""),
+    ("raise SystemExit('no licence')", 2, "SystemExit: no licence (mine.py, line 1)"), ("raise SystemExit", 2, "SystemExit:"),
+    ("import sys\ndef mine(*given): sys.exit(0)", 2, "sys.exit(0); expected a return or an error (mine.py, line 2)"),
     ("raise KeyboardInterrupt", 130, "refsgd: interrupted; all processes ended\n")])
-def test_the_code_of_a_module_that_ends_the_command_is_true(text, code, line, tmp_path, capsys):
+def test_a_module_that_exits_is_an_error_of_the_command(text, code, line, tmp_path, capsys):
     (tmp_path / "mine.py").write_text(f"{text}\n")
     assert main(["run", f"{tmp_path}/mine.py:mine", *shlex.split(SMALL)]) == code
     assert line in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), TypeError("no number"), LookupError("two\nlines"), MemoryError("8 GiB"), UserWarning("so")])
+@pytest.mark.parametrize("error", [SystemExit(0), KeyError("x"), TypeError("no number"), LookupError("two\nlines"), MemoryError("8 GiB"), UserWarning("so")])
 def test_every_error_of_a_call_is_one_line(error, monkeypatch, capsys):
     monkeypatch.setattr("refsgd.cli.run.carry_out", lambda _: exec("raise error", {"error": error}))
     assert main(["run", "bsp", *shlex.split(SMALL)]) == 1

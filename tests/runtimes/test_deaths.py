@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -277,13 +278,18 @@ def test_a_planned_death_ends_a_run_that_does_not_survive_deaths():
         run(partial(exchange, n=3, steps=20), MACHINES[0], faults=[kill("worker1", 3)])
 
 
-@pytest.mark.parametrize("how", ["exception", "exit"])
-def test_exceptions_and_exits_are_deaths_too(how, caplog):
+@pytest.mark.parametrize(("how", "said"), [
+    ("exception", "NaN in layer 3"), ("exit", "exit code 3"), ("sys.exit", "sys.exit(0); expected"), ("signal", "killed by signal 35")])
+def test_exceptions_and_exits_are_deaths_too(how, said, caplog):
     """Logged with their line; the others go on."""
     def gradient(x, rank, t):
         if (rank, t) == (1, 4):
             if how == "exit":
                 os._exit(3)
+            elif how == "sys.exit":
+                sys.exit(0)
+            elif how == "signal":
+                os.kill(os.getpid(), 35)  # which has no name
             raise FloatingPointError("NaN in layer 3")
         return x
 
@@ -291,7 +297,7 @@ def test_exceptions_and_exits_are_deaths_too(how, caplog):
         result = run(partial(asp, gradient=gradient), MACHINES[0], on_death="continue")
     assert result.values["server0"] == (12 * 3 + 4, ["worker1"])
     (line,) = [r.getMessage() for r in caplog.records if "continues without it" in r.getMessage()]
-    assert ("NaN in layer 3" if how == "exception" else "exit code 3") in line
+    assert said in line
 
 
 def test_when_all_are_dead_the_run_has_failed():

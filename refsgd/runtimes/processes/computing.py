@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from refsgd.effects import Compute
 from refsgd.runtimes.engine import Task
+from refsgd.runtimes.programs import no_exit
 
 LONG = 0.005  # a Compute that really takes longer moves to a helper thread
 # seconds between thread switches if there are helpers; Python's default makes handlers wait 5 ms
@@ -127,6 +128,6 @@ def _done(job: Job) -> Done:
     try:
         value = job.effect.fn(*job.effect.args)
     except BaseException as raised:  # on its way to the driver, which raises it
-        error = raised
+        error = no_exit(raised)
     ended = time.monotonic()
     return Done(job, value, ended, ended - began, error)

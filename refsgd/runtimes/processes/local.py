@@ -230,7 +230,8 @@ class Launch:
         if code is None:  # see `refsgd.runtimes.fork.own_children`
             how = "died; this program ignores SIGCHLD or takes all exit codes, so the cause is unknown"
         elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            named = -code in {*signal.Signals}  # those of real time are not
+            how = f"was killed by {signal.Signals(-code).name if named else f'signal {-code}'}"
             planned = [f for f in self.faults if f.kind == "kill" and self.process_of.get(f.node) == process]
             if planned:
                 how += f" (as planned: kill {planned[0].node} at step {planned[0].step})"
