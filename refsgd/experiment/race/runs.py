@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
+import os
 import signal
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -45,15 +46,17 @@ class Log:
     def __init__(self, path: str | None, race: str, sources: Mapping[str, str] | None = None) -> None:
         self.path, self.race, self.known, self.sources = path, race, dict[str, Heat](), sources or {}
         if path and Path(path).exists():
-            lines = Path(path).read_text(encoding="utf-8").splitlines()
-            for number, line in enumerate(lines, 1):
+            *lines, cut = Path(path).read_bytes().split(b"\n")
+            begun = b'{"run":'.startswith(cut[:7])  # a run that was not written to its end
+            for number, line in enumerate(lines if begun else [*lines, cut], 1):
                 try:
                     said = json.loads(line)
                     self.known[said["run"]] = from_json(said)
                 except (ValueError, KeyError, TypeError):
-                    if number < len(lines):  # the last may have been cut off
-                        raise Usage(f"{path}, line {number}: not a run of a race; expected a log that a race "
-                                    "has written, or a new file") from None
+                    raise Usage(f"{path}, line {number}: not a run of a race; expected a log that a race "
+                                "has written, or a new file") from None
+            if cut:  # by the end of a race; the next run would be written behind it
+                os.truncate(path, os.path.getsize(path) - len(cut))
 
     def _name(self, label: str, asked: Asked) -> str:
         return " ".join([self.race, label, self.sources.get(label, ""), *map(repr, asked[:3])])

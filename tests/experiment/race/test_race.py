@@ -132,10 +132,12 @@ def test_a_log_spares_the_runs_that_it_has(tmp_path, monkeypatch, whole):
 
     monkeypatch.setattr(Entrant, "run", counted)
     assert small(seeds=6, resume=str(log)).to_json() == whole.to_json()
-    assert count[0] == len(lines) - len(kept)
-    log.write_text("no race\n{}\n")
-    with pytest.raises(Usage, match="line 1"):
-        small(resume=str(log))
+    assert count[0] == len(lines) - len(kept) and log.read_text().splitlines() == lines
+    for text in ("no race\n{}\n", "no race"):
+        log.write_text(text)
+        with pytest.raises(Usage, match="line 1"):
+            small(resume=str(log))
+        assert log.read_text() == text
 
 
 @pytest.mark.slow
