@@ -1,16 +1,19 @@
-"""Forking: whether this system can, the runtimes that need no fork, and the exit codes of children."""
+"""Forking: whether this system can, the runtimes that need no fork, and the exit codes of children; and what
+threads change together."""
 
 from __future__ import annotations
 
 import builtins
 import ctypes
+import functools
 import multiprocessing as mp
 import os
 import signal
 import sys
+import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 from refsgd.runtimes.errors import RunFailed
 
@@ -36,6 +39,38 @@ def runtime_here(runtime: str | None) -> str:
     return "simulator"
 
 
+Change = Callable[[], AbstractContextManager[None]]
+
+_changing = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a child has no thread that would release it
+    os.register_at_fork(before=_changing.acquire, after_in_parent=_changing.release,
+                        after_in_child=_changing.release)
+
+
+def together(change: Change) -> Change:
+    """A change of the whole process that the first of several threads makes and the last one takes back."""
+    users, made = 0, ExitStack()
+
+    @contextmanager
+    @functools.wraps(change)
+    def shared() -> Iterator[None]:
+        nonlocal users
+        with _changing:
+            if not users:
+                made.enter_context(change())
+            users += 1
+        try:
+            yield
+        finally:
+            with _changing:
+                users -= 1
+                if not users:
+                    made.close()
+
+    return shared
+
+
+@together
 @contextmanager
 def own_children() -> Iterator[None]:
     """Keep the exit codes of children that end during the block from a host program that ignores SIGCHLD, or

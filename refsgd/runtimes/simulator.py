@@ -19,11 +19,13 @@ from refsgd.effects import Add, Compute, Deployment, Died, Factory
 from refsgd.runtimes.engine import RESUME, Task
 from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import KEEP, Fault, Halted, Plan, check, survives_workers, why_over
+from refsgd.runtimes.fork import together
 from refsgd.runtimes.linked import Linked
 from refsgd.runtimes.programs import line_of, read, share_of
 from refsgd.trace import Event, Marked, Polled, Run, Trace
 
 
+@together
 @contextmanager
 def rare_full_collections() -> Iterator[None]:
     """Events stay: the garbage collector's usual pace would look at them again and again, a quarter of a

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
@@ -22,6 +22,7 @@ from refsgd.cluster.machine import Machine
 from refsgd.experiment.computer import doctor
 from refsgd.grader import grading
 from refsgd.runtimes.errors import RunFailed
+from refsgd.runtimes.fork import own_children
 from refsgd.runtimes.processes.local import run
 from tests.runtimes.deployments import exchange, gradient, killed_gradient
 
@@ -71,6 +72,24 @@ def test_a_host_that_takes_exit_codes_gets_results_and_the_cause_of_deaths(how, 
         while how is reap and own.pid not in REAPED and time.monotonic() < end:
             time.sleep(0.01)
         assert how is signal.SIG_IGN or own.pid in REAPED
+
+
+def test_of_two_runs_in_threads_the_last_one_gives_the_signal_back():
+    def exit_code():
+        child = os.posix_spawn("/bin/sh", ["sh", "-c", "exit 3"], os.environ)
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        except ChildProcessError:  # the host ignores it
+            return None
+
+    with handled(signal.SIG_IGN):
+        first, second = ExitStack(), ExitStack()
+        for each in (first, second):
+            each.enter_context(own_children())
+        first.close()
+        assert exit_code() == 3
+        second.close()
+        assert exit_code() is None
 
 
 THIEF = """

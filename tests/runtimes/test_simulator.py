@@ -2,6 +2,7 @@
 
 import gc
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
@@ -343,5 +344,10 @@ def test_the_garbage_collector_is_as_before_after_a_run_that_fails():
     with pytest.raises(TypeError):
         simulate({"worker0": Node(failing())})
     assert gc.get_threshold() == before
-    with rare_full_collections():
-        assert gc.get_threshold() != before
+    first, second = ExitStack(), ExitStack()  # of two threads
+    for each in (first, second):
+        each.enter_context(rare_full_collections())
+    first.close()
+    assert gc.get_threshold() != before
+    second.close()
+    assert gc.get_threshold() == before
