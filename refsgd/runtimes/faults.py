@@ -10,6 +10,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import isfinite
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -66,8 +67,8 @@ class Fault(NamedTuple):
         fault = cls(match["kind"], "".join(match["node"].split()), int(match["step"]), amount,
                     "".join((match["to"] or "").split()))
         least = 1.0 if fault.kind == "slow" else 0.0
-        if fault.amount < least:
-            raise ValueError(f"fault {text!r}: {fault.amount:g}; expected at least {least:g}")
+        if fault.amount < least or not isfinite(fault.amount):
+            raise ValueError(f"fault {text!r}: {fault.amount:g}; expected a finite number >= {least:g}")
         return fault
 
     def __str__(self) -> str:
@@ -147,9 +148,9 @@ def check(faults: Iterable[Fault], role: Mapping[str, str], host: Mapping[str, s
     for fault in faults:
         names = isinstance(fault.node, str) and isinstance(fault.to, str)
         numbers = isinstance(fault.step, Integral) and isinstance(fault.amount, Real)
-        if fault.kind not in KINDS or not names or not numbers:
+        if fault.kind not in KINDS or not names or not numbers or not isfinite(fault.amount):
             raise ValueError(f"{fault!r}; expected one of {', '.join(KINDS)}, names of nodes, a whole step, "
-                             "a number as amount")
+                             "a finite number as amount")
         for node in filter(None, (fault.node, fault.to)):
             if node not in known:
                 raise ValueError(

@@ -158,9 +158,11 @@ def test_an_exception_that_cannot_be_pickled_still_arrives(usual):
             super().__init__(f"{a} and {b}")
 
     def raises(x, rank, t):
-        raise Strange(1, 2)
+        error = Strange(1, 2)
+        error.add_note("of two\nlines")
+        raise error
 
-    with pytest.raises(RunFailed, match="Strange: 1 and 2") as caught:
+    with pytest.raises(RunFailed, match="Strange: 1 and 2, of two lines, ") as caught:
         run(partial(exchange, gradient=raises), transport=usual)
     assert "in raises" in caught.value.traceback
 

@@ -85,8 +85,12 @@ def test_a_line_that_is_not_understood_says_what_was_expected(text):
 
 
 def test_amounts_and_nodes_are_checked():
-    with pytest.raises(ValueError, match=r"slow worker1 .*: 0\.5; expected at least 1$"):
+    with pytest.raises(ValueError, match=r"slow worker1 .*: 0\.5; expected a finite number >= 1$"):
         Fault.parse("slow worker1 at step 0 by 0.5")
+    with pytest.raises(ValueError, match="inf; expected a finite number >= 0$"):
+        Fault.parse("pause worker 1 at step 3 for 1e999")
+    with pytest.raises(ValueError, match="a finite number as amount"):
+        parse([Fault("pause", "worker0", 3, float("inf"))], deployment(worker=1), 10)
     with pytest.raises(ValueError, match="there is no server3; expected one of worker0, server0$"):
         parse(["delay worker 0 to server 3 at step 0 by 1"], deployment(worker=1, server=1), 10)
     with pytest.raises(ValueError, match="there is no worker; expected one of worker0$"):
@@ -534,3 +538,9 @@ def test_the_documentation_prints_the_table_that_is_tested():
     """The site makes it from `outcomes.table`, so that a new algorithm has a row."""
     assert "```{outcome-table}\n```" in (ROOT / "docs" / "faults.md").read_text()
     assert [row.split(" | ")[0] for row in outcomes.table().splitlines()[2:]] == [f"| {name}" for name in sorted(CATALOGUE)]
+
+
+def test_a_run_with_faults_keeps_as_few_vectors_as_one_without():
+    for plan in ([], ["slow worker 1 at step 3 by 4"]):
+        run = refsgd.run("asp", data="quadratic", steps=9, workers=2, evaluations=0, faults=plan)
+        assert not any("x" in mark.values for mark in run.trace.marks("update"))

@@ -136,7 +136,7 @@ def _simulated(attempt: Attempt, steps: Steps, on_death: str, records: Records,
     """Run one attempt in virtual time."""
     number, experiment, faults, _ = attempt
     deploy, machine, seed = experiment.deploy, experiment.machine, experiment.seed
-    simulator = Faulty(deploy, machine, seed, faults=faults, on_death=on_death) if faults else Simulator(
+    simulator = Faulty(deploy, machine, seed, observe, faults, on_death) if faults else Simulator(
         deploy, machine, seed, observe)
     simulator.journal, ended = records.again(number, simulator.roles, steps, faults)
     try:

@@ -47,7 +47,7 @@ class Failure(NamedTuple):
     def of(cls, time: float, error: BaseException) -> Failure:
         """The parts of an exception that can be sent."""
         notes = [n for n in getattr(error, "__notes__", ()) if isinstance(n, str)]
-        line = ", ".join([" ".join(f"{type(error).__name__}: {error}".split()), *notes])
+        line = ", ".join(" ".join(each.split()) for each in (f"{type(error).__name__}: {error}", *notes))
         try:
             carried: BaseException | None = pickle.loads(pickle.dumps(error))
         except Exception:
