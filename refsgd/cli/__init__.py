@@ -125,7 +125,8 @@ def _carried_out(parse: Callable[[], argparse.Namespace]) -> int:
     except Exception as error:
         known = (DataError, RuntimeError, ArithmeticError, ValueError, OSError, AssertionError, Warning)
         said = str(error) if isinstance(error, known) else _unexpected(error)
-        sys.stderr.write(", ".join([f"refsgd: {said}", *getattr(error, "__notes__", ())]) + "\n")
+        notes = (" ".join(note.split()) for note in getattr(error, "__notes__", ()))
+        sys.stderr.write(", ".join([f"refsgd: {said}", *notes]) + "\n")
         return 2 if isinstance(error, Usage) else 1
     finally:
         tcp.setLevel(level)  # the caller's process continues

@@ -263,6 +263,7 @@ def test_a_module_that_exits_is_an_error_of_the_command(text, code, line, tmp_pa
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyError("x"), TypeError("no number"), LookupError("two\nlines"), MemoryError("8 GiB"), UserWarning("so")])
 def test_every_error_of_a_call_is_one_line(error, monkeypatch, capsys):
+    error.add_note("of\nthe user")
     monkeypatch.setattr("refsgd.cli.run.carry_out", lambda _: exec("raise error", {"error": error}))
     assert main(["run", "bsp", *shlex.split(SMALL)]) == 1
     said = capsys.readouterr().err
