@@ -147,10 +147,10 @@ def _shows(deploy: Small) -> str:
     return "NaN and infinity reach the parameters"
 
 
-def codec_findings(deploy: Small) -> list[Finding]:
-    """Checks of the codecs that programs use; none if they use none."""
+def codec_findings(deploy: Small, known: Codec | None = None) -> list[Finding]:
+    """Checks of the codecs that programs use, or of a known one; none if they use none."""
     try:
-        codecs = {call.part: call.codec for call in _calls(deploy, 3)}.values()
+        codecs = [known] if known else [*{call.part: call.codec for call in _calls(deploy, 3)}.values()]
     except Exception:  # which other checks report
         return []
     found = [attempt("residual", _arrives, deploy), attempt("not finite", _shows, deploy)] if codecs else []
@@ -189,7 +189,7 @@ def check_codec(codec: Codec | Rule) -> list[Finding]:
         compressed: Any = replace(problem, exchange=Exchange(codec=whole))
         return allreduce(compressed, workers, steps, SGD(RATE))
 
-    return codec_findings(deploy)
+    return codec_findings(deploy, whole)
 
 
 def starves_none(deploy: Small) -> str:

@@ -87,3 +87,10 @@ def test_a_codec_without_feedback_or_with_momentum_is_not_accused():
     for text in ("randk:0.25", "dgc:0.1", "onebit", "twobit:0.5", "twobit:0.1", "qsgd:1", "fp16", "powersgd:1"):
         assert all(f.held is not False for f in check_codec(codec(text))), text
     assert [f.held for f in check_codec(codec("dgc:0.1,masking=off", sgd=SGD(0.1, 0.9)))] == [True, True, None]
+
+
+@pytest.mark.parametrize("error", [KeyError("rate"), SystemExit(0)])
+def test_a_codec_that_raises_an_error_does_not_pass(error, monkeypatch):
+    wrong = codec("topk:0.25")
+    monkeypatch.setattr(type(wrong.rule), "encode", lambda *given: exec("raise error", {"error": error}))
+    assert check_codec(wrong)[0].held is False
