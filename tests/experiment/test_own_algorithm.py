@@ -139,7 +139,7 @@ def test_an_own_option_with_the_name_of_one_of_a_run_is_refused(option, commands
     for command in commands:
         assert main([command, NAME, "--quiet"] if command == "run" else [command, NAME]) != 0
         assert re.search(f"option {option} of pipedream is also one of (a run|refsgd {command}); expected another name",
-                         "".join(capsys.readouterr()))
+                         " ".join("".join(capsys.readouterr()).split()))
     if "run" in commands:
         with pytest.raises(ValueError, match=f"^option {option} of pipedream is also one of a run"):
             refsgd.run(NAME, data="quadratic", **{option: 0.9})

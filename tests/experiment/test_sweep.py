@@ -102,10 +102,9 @@ def test_what_waiting_is_more_or_less_than_predicted_is_said_in_words():
 
 
 def test_a_run_too_short_for_its_long_run_is_said_to_be_one():
-    """Post-local SGD averages after each step at first, and the iteration that is predicted is that of
-    the time after."""
-    (row,) = refsgd.compare(["post-local"], runtime="simulator", data="quadratic", steps=60, machine=FAST,
-                            options={"post-local": {"switch": 50}}).rows
+    """Twelve steps of streaming DiLoCo, which ends with an exchange."""
+    machine = refsgd.Machine(compute="fixed(0.02)", latency=0.001, bandwidth=1e6)
+    (row,) = refsgd.compare(["streaming-diloco"], runtime="simulator", data="quadratic", steps=12, machine=machine).rows
     assert residual(row, "predicted") > 0.03
     (said,) = explain(row)
     assert "of a long run, and this run began differently: its total time is +0.0% off the formula's" in said

@@ -200,7 +200,7 @@ def test_step_tells_a_deadlock_once_and_how_to_mark_a_block(written, capsys, mon
     monkeypatch.setattr("sys.stdin", io.StringIO("u block\nr\nl\nl\nq\n"))
     said = printed(capsys, "step", "homework.py:homework", "--workers", "2", "--staleness", "0")
     assert "no event 'block' happens in this run" in said
-    assert 'your program reports it by yield Mark("block", worker=w) where it holds w back' in said
+    assert 'your program reports it by yield Mark("block", worker=w) where it holds w back' in " ".join(said.split())
     assert said.count("deadlock: worker0 waits: server0 has its Push#0") == 1 and f"; homework.py:{line}\n" in said
     assert said.count("deadlock (b goes back") == 2
     assert 'yield Mark("block", worker=w)' in (HOMEWORK / "skeleton.py").read_text()
