@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from refsgd.algorithms import CATALOGUE
+from refsgd.algorithms.facts import GIVEN
 from refsgd.cluster import devices
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted, written
@@ -149,7 +150,8 @@ def check_speeds(machine: Machine, workers: int, servers: int | None = None) -> 
 
 
 def check_names(name: str, function: Callable[..., Deployment], others: Iterable[str]) -> None:
-    """Refuse own options that are called as `others`, which would get their values."""
+    """Refuse own options that are called as `others`, which would get their values; some facts give."""
+    others = set(others) - set(GIVEN)
     if both := next((option for option in options_of(function) if option in others), ""):
         raise Usage(f"option {both} of {name} is also one of a run; expected another name")
 

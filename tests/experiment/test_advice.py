@@ -194,6 +194,8 @@ def test_the_command_reports_the_idleness_that_is_shown(candidates, capsys):
                                                        for c in candidates} and sum(
                                                            s.variant != "" for s in found.strategies) >= 6
     for s in found.strategies:
+        if s.candidate.accumulate > 1:  # its command runs the exchanging step alone, and says so
+            continue
         assert s.figure("idle_ratio") == pytest.approx(measured_idleness(s.command, capsys), abs=0.04), s.name
 
 
