@@ -57,11 +57,6 @@ class StepDecay:
         return float(self.factor ** (t // self.every))
 
 
-def zeros(x: Array) -> Array:
-    """Zeros of the shape of `x`, which unlike those of ``zeros_like`` take no memory before they are used."""
-    return np.zeros(x.shape, x.dtype, like=x)
-
-
 constant = StepDecay(1, 1.0)  #: the learning rate never changes
 
 
@@ -106,6 +101,11 @@ def parse_schedule(text: str, updates: int = 1) -> Schedule:
                 raise
     raise ValueError(f"schedule {text!r} not understood; expected constant, cosine, cosine(updates) or "
                      "step(every,factor), e.g. step(100,0.5)")
+
+
+def zeros(x: Array) -> Array:
+    """Zeros of the shape of `x`, which unlike those of ``zeros_like`` take no memory before they are used."""
+    return np.zeros(x.shape, x.dtype, like=x)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ def flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-processes", action="store_true", help="omit real processes")
     group = parser.add_argument_group("grading", "points per property, in a process with limits")
     group.add_argument("--as", dest="algorithm", metavar="ALGORITHM",
-                       help="also check what must hold for this algorithm of the catalogue; with options, of "
-                            "which your function gets those that it has: 'diloco form=heavy-ball period=2'")
+                       help="also check what must hold for this algorithm of the catalogue, with its options "
+                            "if any are given, as in 'diloco form=heavy-ball period=2'")
     group.add_argument("--forbid", action="append", metavar="MODULE",
                        help="refuse a file that imports or calls this module or one inside it; repeatable")
     group.add_argument("--json", metavar="PATH", help="write the points as JSON; -: to standard output")
@@ -82,6 +82,7 @@ def _own(args: argparse.Namespace, name: str, function: Any, more: Any = None
 
 
 def _is_module(name: str) -> bool:
+    """Whether a module of this name can be found."""
     try:
         return find_spec(name) is not None
     except (ImportError, ValueError):  # of a package that does not exist
@@ -98,7 +99,7 @@ def grade(args: argparse.Namespace) -> None:
         raise Usage(f"--seconds {args.seconds:g}; expected a finite number above 0, such as 10")
     for module in args.forbid or ():
         if not _is_module(module):
-            raise Usage(f"--forbid {module}; no module has this name; expected one that can be imported"
+            raise Usage(f"--forbid {module}: there is no such module; expected one that can be imported"
                         + suggestion(module, sys.modules))
     said = dict[str, Any]()
     if args.algorithm:

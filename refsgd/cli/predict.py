@@ -114,8 +114,8 @@ def draw_sweep(args: argparse.Namespace) -> None:
         for a, b, x in found.crossings:
             print(f"{a} and {b} cross at {quantity} = {x:.4g}")
         if found.toothed:
-            tell("Where the batch does not divide a worker's images, its pass ends with a smaller one: hence "
-                 "the teeth.")
+            tell("A curve has teeth where the batch does not divide a worker's images: each pass then ends "
+                 "with a smaller batch.")
         print(f"picture: {args.plot}")
 
     deliver([(args.json, lambda: json_text(vars(found))),

@@ -83,9 +83,7 @@ def sentences(race: Race) -> list[str]:
     together = [[row.label for row in race.rows if letter in race.letters[row.label]] for letter in groups]
     together = [names for names in together if len(names) > 1]
     seeds = len(race.seeds)
-    if len(race.rows) < 2:
-        pass
-    elif 2 / 2**seeds >= LEVEL:
+    if 2 / 2**seeds >= LEVEL and len(race.rows) > 1:
         out.append(f"{seeds} seeds tell no two algorithms apart; six do, if all agree.")
     elif len(together) > MANY:
         runs = any("-" in abridged(text) for text in race.letters.values())

@@ -235,7 +235,7 @@ def check_problem(problem: Any) -> None:
         pass  # a compiled function may not say what it takes
     try:
         g, loss = problem.gradient(x0, 0, 0), problem.loss(x0)
-    except (Exception, SystemExit):
+    except Exception:
         return  # the run will raise it too, and says where
     if not isinstance(g, np.ndarray) or (g.shape, g.dtype) != (x0.shape, x0.dtype):
         raise Usage(f"gradient(x0, 0, 0) returned a value of type {_array(g)}; expected an array as x0 is: "

@@ -35,7 +35,7 @@ class Sweep:
     curves: dict[str, list[float | None]]  #: by algorithm; None outside the formula's domain
     crossings: list[tuple[str, str, float]]  #: two algorithms and where they cross, interpolated linearly
     toothed: bool = False  #: whether images per second have teeth, as some gradients have fewer images
-    absent: Mapping[str, str] = field(default_factory=dict)  #: why an algorithm first has no value, if so
+    absent: Mapping[str, str] = field(default_factory=dict)  #: why algorithms have no value somewhere
 
 
 def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
@@ -99,7 +99,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                     "expected another quantity, or another algorithm")
     common = shared(arguments, [function for _, function in named])
     curves: dict[str, list[float | None]] = {}
-    unit, refused, absent, idle, toothed = "", None, dict[str, str](), list[dict[str, str]](), False
+    unit, refused, absent, useless, toothed = "", None, dict[str, str](), list[dict[str, str]](), False
     for algorithm, (name, _), each, it_takes in zip(chosen, named, common, takes):
         curves[name] = []
         for value in values:
@@ -112,7 +112,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                 given["machine"] = machine.for_workers(int(value))
             try:
                 e = prepare(algorithm, **given)  # not kept: it has the parameters, and programs with replicas
-                idle.append(unused.reasons(e, stated))
+                useless.append(unused.reasons(e, stated))
                 toothed |= e.images < sum(e.batches) * e.steps
                 figures = e.predictions()
                 found, why = figures.get(metric), figures.missing.get(metric, "")
@@ -128,7 +128,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
         said = next(filter(None, absent.values()), "")
         raise Usage(f"no formula gives {metric!r} for {', '.join(curves)} here"
                     + (f": {said}" if said else "; expected another metric, such as images_per_second"))
-    unused.check(idle)
+    unused.check(useless)
     return Sweep(quantity, metric, unit, tuple(values), curves, crossings(values, curves),
                  toothed and metric == "images_per_second", absent)
 

@@ -7,6 +7,7 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from inspect import isgeneratorfunction
 from types import CodeType
 
 EFFECTS = {"Compute", "Send", "Recv", "Poll", "Choose", "Mark", "Load", "Add"}
@@ -36,11 +37,11 @@ def _called(value: ast.AST | None) -> str | None:
 
 
 def _imported(tree: ast.AST) -> set[str]:
-    """The names of the library's sub-programs that a module imports: functions that return a `Program`."""
+    """The names of the library's generator functions that a module imports, all of which are sub-programs."""
     found = {alias.asname or alias.name: getattr(sys.modules.get(n.module or ""), alias.name, None)
              for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) for alias in n.names}
-    return {name for name, f in found.items() if str(getattr(f, "__module__", "")).startswith("refsgd.")
-            and str(getattr(f, "__annotations__", {}).get("return")).startswith("Program")}
+    return {name for name, f in found.items()
+            if isgeneratorfunction(f) and f.__module__.startswith("refsgd.")}
 
 
 def forgotten_yields(tree: ast.AST) -> list[int]:

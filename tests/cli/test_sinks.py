@@ -93,8 +93,7 @@ def quick(monkeypatch):
     monkeypatch.setattr("refsgd.experiment.computer.calibrate.calibrate", lambda *options: found)
     monkeypatch.setattr("refsgd.experiment.advice.advise.advise", lambda machine, **_: advice(machine))
     monkeypatch.setattr("refsgd.grader.grading.grade", lambda *_: GRADE)
-    monkeypatch.setattr(outputs, "figure", lambda kind, *_: Figure(figsize=(1, 1)))
-    for module in ("machine", "predict"):
+    for module in ("machine", "predict", "outputs"):  # the last one last: modules that are imported here take it from there
         monkeypatch.setattr(f"refsgd.cli.{module}.figure", lambda kind, *_: Figure(figsize=(1, 1)))
     monkeypatch.setattr(sys, "stdin", io.StringIO("r\nd\n"))
 

@@ -145,7 +145,7 @@ def test_a_lint_error_is_the_only_failure_that_is_explained(tmp_path):
     ([f"{PLAIN}:ssp_plain", "--as", "spp"], "did you mean ssp?"),
     *(([f"{PLAIN}:ssp_plain", "--as", "ssp", "--seconds", wrong], f"--seconds {wrong}; expected a finite number above 0")
       for wrong in ("inf", "nan", "0", "-1")),
-    ([f"{PLAIN}:ssp_plain", "--forbid", "refsgd.algorithms.servers"], "no module has this name"),
+    ([f"{PLAIN}:ssp_plain", "--forbid", "refsgd.algorithms.servers"], "there is no such module"),
     ([f"{PLAIN}:ssp_plain", "--forbid", "refsgd.algorithms.servers.ssp"], "did you mean refsgd.algorithms.server.ssp?"),
     ([f"{PLAIN}:ssp_plain", "--as", "gosgd"], "gosgd cannot be compared; expected one of independent, approximate")])
 def test_wrong_use_is_refused(arguments, says, capsys):

@@ -81,6 +81,12 @@ def local(period: int) -> Candidate:
                      "post_localSGD_hook")
 
 
+#: strategies whose exchange is hidden or in pairs, so that a trace's does not say how long it takes
+UNTRACED = (
+    Candidate("streaming-diloco", {"period": 64}, REPLICAS,
+              "torchft.local_sgd.DiLoCo(sync_every=64, fragment_sync_delay=1), model in fragments"),
+    Candidate("eager-diloco", {"period": 64}, REPLICAS), Candidate("noloco", {"period": 64}, REPLICAS))
+
 #: the strategies considered; among ties, an earlier one is preferred
 CANDIDATES = (
     Candidate("allreduce", RING, ONE, "DistributedDataParallel, one bucket: bucket_cap_mb above the model's"),
@@ -106,10 +112,7 @@ CANDIDATES = (
     Candidate("allreduce", {**DDP, "compress": "fp16"}, COMPRESSED, f"{HOOK}(None, fp16_compress_hook)",
               label="ring overlap fp16"),
     Candidate("diloco", {"period": 64}, REPLICAS, "torchft.local_sgd.DiLoCo(sync_every=64)"),
-    Candidate("streaming-diloco", {"period": 64}, REPLICAS,
-              "torchft.local_sgd.DiLoCo(sync_every=64, fragment_sync_delay=1), model in fragments"),
-    Candidate("eager-diloco", {"period": 64}, REPLICAS), Candidate("noloco", {"period": 64}, REPLICAS),
-    local(8),
+    *UNTRACED, local(8),
     Candidate("easgd", {"period": 4}, REPLICAS, evidence=(DRIFT,)),
     Candidate("easgd", {"period": 4}, REPLICAS, evidence=(DRIFT,), beside=True),
     Candidate("gosgd", {"p": 0.1}, REPLICAS, evidence=(DRIFT,)),
@@ -124,8 +127,8 @@ CANDIDATES = (
 
 #: strategies for traces, by their times of computing: no option that needs layers or bytes
 TRACED = (Candidate("allreduce", {}, ONE, "DistributedDataParallel"),
-          *(c for c in CANDIDATES
-            if not c.beside and not {"collective", "compress", "ratio"} & set(c.options)),
+          *(c for c in CANDIDATES if c not in UNTRACED and not c.beside
+            and not {"collective", "compress", "ratio"} & set(c.options)),
           Candidate("backup-workers", {"backups": 2}, ONE, dropped=2), *map(local, (2, 4, 16)))
 
 

@@ -75,7 +75,7 @@ def own_batches(problem: Problem, workers: int) -> list[int]:
     for rank in range(workers if "batches" not in said else 0):
         try:
             found.append(problem.images(rank, 0))
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             raise Usage(f"images({rank}, 0): {type(error).__name__}: {error}; expected images(rank, t), the "
                         "number of images in a gradient") from None
     for rank, images in enumerate(found):
