@@ -196,8 +196,9 @@ class Mark:
     (a replica adds its iteration ``t``); ``clock`` (t) when a worker ends iteration t; ``block`` (worker)
     when a server withholds an answer to keep a bound; ``drop`` (worker, t, reason) when work is discarded.
     A gradient that counts in several updates is named in `reads` of the first only, as in Ringleader; one
-    that counts in none is a ``drop``.  An `images` says how many images the gradients have that were applied;
-    an update without it is taken to have applied each worker's gradients in the order of its iterations.
+    that counts in none is a ``drop``, or one of its `gradients` if they are dropped together.  An `images`
+    says how many images the gradients have that were applied; an update without it is taken to have applied
+    each worker's gradients in the order of its iterations.
 
     Parameters
     ----------

@@ -81,10 +81,10 @@ def syncer(x: Array, learners: Sequence[str], fragments: int, quorum: int, rule:
                 running[:] = [v for v in running if v in living and v != w]
             elif message.round == number:
                 answers[w] = message
-            elif message.round < 0:
+            elif message.round < 0 and left:
                 left[message.fragment][w] = message
             else:
-                yield Mark("drop", worker=w, t=message.version, reason="late")
+                yield Mark("drop", worker=w, t=message.version, reason="after its round", gradients=message.steps)
 
     def update(p: int, pushes: dict[str, Push]) -> Program[None]:
         given = {w: pushes[w] for w in learners if w in pushes}  # not by arrival: sums are the same bits
@@ -109,4 +109,6 @@ def syncer(x: Array, learners: Sequence[str], fragments: int, quorum: int, rule:
     yield from hear(lambda: len(living) - len(running) >= least())
     for p, pushes in enumerate(left):
         yield from update(p, pushes)
+    left.clear()
+    yield from hear(lambda: not running)  # too late to be merged
     return np.concatenate(start)
