@@ -84,7 +84,8 @@ def syncer(x: Array, learners: Sequence[str], fragments: int, quorum: int, rule:
             elif message.round < 0 and left:
                 left[message.fragment][w] = message
             else:
-                yield Mark("drop", worker=w, t=message.version, reason="after its round", gradients=message.steps)
+                yield Mark("drop", worker=w, t=message.version, gradients=message.steps,
+                           reason="after its round")
 
     def update(p: int, pushes: dict[str, Push]) -> Program[None]:
         given = {w: pushes[w] for w in learners if w in pushes}  # not by arrival: sums are the same bits
