@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import numpy as np
 import pytest
 
+import refsgd
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Compute, Node
+from refsgd.problems import integer_gradients
 from refsgd.runtimes.processes.local import run
 from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Computed
@@ -82,13 +82,11 @@ def test_an_unpaced_run_may_have_an_emulated_link(transport):
     assert trace.seconds >= 5 * 2 * 0.014
 
 
-def test_means_that_cannot_be_paced_are_warned_about():
+def test_means_that_cannot_be_paced_are_warned_about_once():
     """Below 2 ms."""
-    def main():
-        yield Compute(np.sum, np.ones(2))
-
-    with pytest.warns(RuntimeWarning, match="mean compute time 1 ms"):
-        run(lambda: {"worker0": Node(main())}, Machine(compute="fixed(0.001)"))
+    with pytest.warns(UserWarning) as seen:
+        refsgd.run("bsp", integer_gradients(1), workers=1, steps=1, machine=Machine(compute="fixed(0.001)"), runtime="processes")
+    assert ["mean compute time 1 ms" in str(w.message) for w in seen] == [True]
 
 
 def test_a_program_started_with_its_own_thread_may_run_in_any_thread():

@@ -21,7 +21,6 @@ import threadpoolctl
 
 from refsgd.cluster.links import Network
 from refsgd.cluster.machine import Machine
-from refsgd.cluster.prices import mean_gradient
 from refsgd.effects import Deployment, Factory, roles
 from refsgd.runtimes.errors import RunFailed
 from refsgd.runtimes.faults import KEEP, POLICIES, Fault, Halted, check, survives_workers, why_over
@@ -43,7 +42,6 @@ log = logging.getLogger("refsgd.processes")
 LEAD = 0.03  # seconds from "all are ready" to the common start
 GRACE = 0.1  # seconds to end by itself after a failure
 LOOK = 0.05  # seconds between two checks by the launcher if nobody wakes it
-SHORT = 0.002  # mean durations below this cannot be paced well
 
 #: called when all processes are ready, with their pids and their words of the status table, by node
 OnStart = Callable[[dict[str, int], dict[str, Any]], None]
@@ -378,7 +376,7 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
         factory) else factory
     faults = list(faults)
     check(faults, roles(deployment), machine.place(deployment))
-    _check(deployment, machine)
+    _check(deployment)
     shared.share_cells(deployment, beginning.tickets if beginning is not None else 0)
     make = TRANSPORTS[transport]
     if transport == "tcp" and largest is not None:
@@ -395,15 +393,11 @@ def run(factory: Factory | Deployment, machine: Machine | None = None, seed: int
     return launch.result()
 
 
-def _check(deployment: Deployment, machine: Machine) -> None:
-    """Refuse a deployment that cannot be forked; warn of one that cannot be paced."""
+def _check(deployment: Deployment) -> None:
+    """Refuse a deployment that cannot be forked."""
     parallel = sys.modules.get("numba.np.ufunc.parallel")
     if parallel is not None and getattr(parallel, "_is_initialized", False):
         raise RunFailed("a numba parallel region has run in this process, and its threads do not survive a "
                         "fork; use nogil=True kernels instead of parallel=True")
-    mean = mean_gradient(machine)
-    if 0 < mean < SHORT:
-        warnings.warn(f"mean compute time {mean * 1e3:g} ms; pacing is accurate from 2 ms", RuntimeWarning,
-                      stacklevel=3)
     if len(deployment) > 0xFFFF:
         raise ValueError(f"{len(deployment)} nodes; expected at most 65535")
