@@ -273,11 +273,6 @@ def test_bytes_are_those_of_answers_and_merges(workers, fragments, quorum, perio
     assert down <= workers * len(trace.marks("update"))
 
 
-@pytest.mark.parametrize(("n", "quorum", "q", "known"), [(8, 8, 0.9, 0.430), (8, 6, 0.9, 0.962), (8, 4, 0.9, 0.9996)])
-def test_how_often_a_quorum_is_available(n, quorum, q, known):
-    assert sum(math.comb(n, j) * q**j * (1 - q)**(n - j) for j in range(quorum, n + 1)) == pytest.approx(known, abs=5e-4)
-
-
 def test_a_quorum_goes_on_without_the_slow_and_the_dead():
     """Eight learners, one is five times slower, two die: DiLoCo ends at the first death."""
     problem = Problem(np.zeros(40), lambda x, rank, t: x - 1, lambda x: float(np.sum((x - 1)**2)))

@@ -224,12 +224,12 @@ def turns(steps, fragments, delay=1, period=8, workers=2):
     return [round(e.time) for e in found], run.trace
 
 
-@pytest.mark.parametrize(("fragments", "steps"), [(1, 24), (2, 32), (3, 24), (4, 40), (8, 24), (5, 29)])
+@pytest.mark.parametrize(("fragments", "steps"), [(1, 32), (2, 32), (3, 34), (4, 40), (8, 32), (5, 29)])
 def test_each_fragment_has_one_turn_in_each_period(fragments, steps):
     """In any window of H steps from the first turn of all on, before the last step, which synchronises all again."""
     times, _ = turns(steps, fragments)
     assert len(times) == sum(max(1, -(-(steps - 8 * p // fragments) // 8)) for p in range(fragments))
-    for begin in range(8 + 8, steps - 8):
+    for begin in range(8 + 8, steps - 8 + 1):
         assert sum(begin <= k < begin + 8 for k in times) == fragments
     assert [k for k in times if k < steps][:fragments] == [8 + 8 * p // fragments for p in range(fragments)][:len(times)]
 

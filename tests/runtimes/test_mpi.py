@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,7 @@ KILLED = FAILS.replace("bad_gradient", "killed_gradient")
 def test_a_killed_rank_ends_all_ranks():
     """mpiexec notices and ends the job."""
     done = mpiexec(4, "-c", KILLED)
-    assert done.returncode != 0
+    assert done.returncode != 0 and re.search("signal:? 9", done.stderr, re.IGNORECASE), done.stderr[-2000:]
 
 
 def test_too_few_ranks_are_refused():
@@ -292,6 +293,7 @@ def test_a_terminated_rank_that_computes_for_long_is_killed():
     began = time.monotonic()
     done = mpiexec(4, "-c", BUSY)
     assert done.returncode != 0 and time.monotonic() - began < 30.0
+    assert re.search("signal:? 14", done.stderr, re.IGNORECASE), done.stderr[-2000:]
 
 
 def test_a_stopped_rank_is_ended_by_abort():

@@ -28,29 +28,6 @@ from refsgd.theory.phenomena.layerwise import first_come
 times = st.lists(st.floats(0.01, 5), min_size=1, max_size=7)
 
 
-def sliced(forward, backward, exchange, slices=400):
-    """Priority order in small slices on a clock: the lowest ready layer sends next."""
-    depth, now, ready = len(forward), 0.0, []
-    for k in reversed(range(depth)):
-        now += backward[k]
-        ready.append((now, k))
-    pieces = {k: [exchange[k] / slices] * slices for k in range(depth)}
-    done, clock = {}, 0.0
-    while len(done) < depth:
-        open_ = [k for at, k in ready if at <= clock + 1e-12 and pieces[k]]
-        if not open_:
-            clock = min(at for at, k in ready if at > clock)
-            continue
-        k = min(open_)
-        clock += pieces[k].pop()
-        if not pieces[k]:
-            done[k] = clock
-    end = 0.0
-    for k in range(depth):
-        end = max(end, done[k]) + forward[k]
-    return end
-
-
 def arrivals(forward, backward, exchange):
     """First-come order by the recurrence of its definition."""
     now = free = 0.0
