@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                "cached by input, so an interrupted "
                "study continues where it stopped.")
     p.add_argument("name", metavar="NAME", choices=NAMES, help="one of " + ", ".join(NAMES))
-    p.add_argument("--quick", action="store_true", help="small sizes, under a minute")
+    p.add_argument("--quick", action="store_true", help="small sizes, a minute or two")
     p.add_argument("--parts", default="", metavar="A,B,...", help="only these tables and figures")
     p.add_argument("--seed", type=int, default=0, help="of all runs (default 0)")
     p.add_argument("--output", metavar="DIR",

@@ -149,7 +149,7 @@ class Lab:
     Parameters
     ----------
     quick : bool
-        Sizes for continuous integration: under a minute.
+        Sizes for continuous integration: within two minutes of two cores.
     seed : int
         Of all runs.
     cache : path or None
