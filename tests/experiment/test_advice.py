@@ -383,6 +383,20 @@ def test_limits_reject_and_say_why():
     assert all(s.rejected for s in advise(CLUSTER, **SIZES, candidates=FAST, memory_limit=1e6).strategies)
 
 
+@pytest.mark.parametrize("speeds", [(1.0,), (1.0, 0.25)])
+def test_a_backup_that_would_leave_no_gradient_is_rejected(speeds):
+    found = advise(CLUSTER.with_(speeds=speeds), parameters=1000, workers=len(speeds),
+                   candidates=[Candidate("backup-workers", {"backups": 1}, dropped=1), FAST[0]])
+    assert sum("1 of 1 gradient dropped" in s.rejected for s in found.strategies) == 1
+
+
+def test_a_pipeline_on_many_nodes_need_not_divide_four():
+    pipeline = Candidate("gpipe", {"stages": 3, "micro": 3}, nodes=3)
+    (s,) = advise(CLUSTER, parameters=6_590_976, workers=66, batch=1, net="shapes:transformer:8,256,8,64,1000",
+                  candidates=[pipeline]).strategies
+    assert not s.rejected and s.seconds < float("inf")
+
+
 def test_a_model_that_fits_no_node_is_divided_and_trains_on_two(capsys):
     net = nets.build("tiny", (8, 8, 1))
     asked = {"parameters": net.parameters, "workers": 2, "batch": 256, "net": "shapes:tiny@8x8x1", "candidates": FAST,

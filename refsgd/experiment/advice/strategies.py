@@ -139,8 +139,12 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
     variant = f", {case.variant}" * bool(case.variant)
     used = sum(case.batches) * c.accumulate * (1 - c.dropped / case.workers)  # images of an iteration
     try:
+        if c.dropped >= case.workers:
+            raise Usage(f"{c.dropped} of {units.counted(case.workers, 'gradient')} dropped, so that none is "
+                        "left; expected more workers")
         iterations = max(1, ceil(q.images / used))  # the last of which may be shorter
-        many = case.workers > MANY and _expected(c, case, q) > 4 * limit
+        # a pipeline has no small case: its depth divides the workers
+        many = c.nodes == 1 and case.workers > MANY and _expected(c, case, q) > 4 * limit
         if many and (case.machine.hosts or case.machine.groups):  # no formula either: links are shared
             return None
         e = _prepared(c, case, q, min(iterations, LONGEST))
