@@ -48,6 +48,7 @@ def through(problem, stages, micro, t=0, cut="balance"):
 NETS = [("tiny", (8, 8, 1), False), ("tiny:tanh,squared", (8, 8, 1), False),
         ("mlp:16", (8, 8, 1), False), ("softmax", (8, 8, 1), False),
         ("lenet5", (28, 28, 1), False), ("shallow", (28, 28, 1), False), ("vgg16:2", (32, 32, 3), False),
+        ("vgg16:1", (224, 224, 3), False),  # the only one with dropout
         ("resnet18:2", (16, 16, 3), True), ("inception:4", (16, 16, 3), True),
         pytest.param("resnet50:2", (16, 16, 3), True, marks=pytest.mark.slow)]
 

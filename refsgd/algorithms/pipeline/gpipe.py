@@ -23,8 +23,8 @@ clock gap: 0 | momentum: at each stage | aggregation: sum over micro-batches of 
 mean over the images of all replicas | in flight: m; K - k with 1f1b
 
 With any n, K and m it takes the steps of sequential SGD with the batches of all replicas together, to float32
-rounding; batch norm and dropout see each micro-batch by itself.  With K = m = 1 it has the bits of
-all-reduce.  1f1b adds gradients in another order than fill-drain: for m > 2 the bits differ.
+rounding; batch norm sees each micro-batch by itself.  With K = m = 1 it has the bits of all-reduce.
+1f1b adds gradients in another order than fill-drain: for m > 2 the bits differ.
 
 What differs from the papers
 ----------------------------

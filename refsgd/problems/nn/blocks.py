@@ -58,12 +58,12 @@ class _Passes:
     def forward(self, x: Array, a: Array, rows: Rows) -> tuple[Array, Any]:
         """The activations that leave it, and the plan or the values that hold what came."""
         if not (len(a) and kernel_cache.has_kernels()):
-            p = self._views(x, self.key(rows))
+            p = self._views(x, rows)
             out, kept = self.net.layers[self.number].forward(p, a)
             return out, (p, kept)
         plan = self._plan()
         plan.reserve(len(a))
-        frame = Frame(x.ctypes.data - 4 * self.part.start, 0, key=self.key(rows))
+        frame = Frame(x.ctypes.data - 4 * self.part.start, 0, key=self.key(rows), first=rows.first)
         plan.forward(np.ascontiguousarray(a), frame)
         out = plan.output.value.images(len(a)).copy()
         return out.reshape(len(a), *plan.output.shape), (plan, frame)
@@ -96,8 +96,8 @@ class _Passes:
         last = self.leaves[-1]
         return self.net.taken(last.name, [last.layer], last.shape, self.leaves, True, True)
 
-    def _views(self, x: Array, key: int) -> Any:
+    def _views(self, x: Array, rows: Rows) -> Any:
         """The arrays of the parameters, as the definition takes them."""
         vector = np.empty(self.net.parameters, x.dtype)  # of which nothing else is read
         vector[self.part] = x
-        return self.net.unflatten(vector, key)[self.number]
+        return self.net.unflatten(vector, self.key(rows), rows.first)[self.number]

@@ -235,7 +235,8 @@ class BatchNorm(Layer):
 class Dropout(Layer):
     """Keep each number with probability ``1 - rate``, scaled by ``1 / (1 - rate)``; an evaluation keeps all.
 
-    The choice depends only on the position and on the integer ``p["key"]``; without a key, all are kept.
+    The choice depends only on the position and on the integer ``p["key"]``; without a key, all are kept. Of
+    some images of a batch, ``p["first"]`` is the first one's number in it.
 
     Parameters
     ----------
@@ -248,7 +249,8 @@ class Dropout(Layer):
     def forward(self, p: Parameters, x: Array) -> tuple[Array, Any]:
         if "key" not in p:
             return x, 1.0
-        bits = _hash(np.arange(x.size, dtype=np.uint32), int(p["key"])).reshape(x.shape)
+        first = int(p.get("first", 0)) * prod(x.shape[1:])
+        bits = _hash(np.arange(first, first + x.size).astype(np.uint32), int(p["key"])).reshape(x.shape)
         keep = bits >= np.uint32(self.rate * 2**32)
         scale = keep * x.dtype.type(1 / (1 - self.rate))
         return x * scale, scale

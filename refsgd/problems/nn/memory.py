@@ -23,6 +23,14 @@ class Frame:
     g: int  #: address of their gradient, which is added to; 0 without a backward pass
     fixed: bool = False  #: batch norm uses its last statistics, and dropout keeps everything
     key: int | None = None  #: chooses what dropout drops, 0 to 2**64 - 1; None: nothing
+    first: int = 0  #: number of the first image in the batch of which these are some
+
+
+def keyed(key: int, number: int, first: int) -> dict[str, Array]:
+    """What dropout `number` (from 1) of a net takes: `first`, and a key of its own, so that no two drop the
+    same."""
+    return {"key": np.asarray((key + (number - 1) * 0x9E3779B97F4A7C15) % 2**64, np.uint64),
+            "first": np.asarray(first)}
 
 
 def zeros(*shape: int) -> Array:

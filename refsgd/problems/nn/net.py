@@ -19,7 +19,7 @@ from refsgd.problems.layers import Part, Steps, at_once, joined
 from refsgd.problems.nn import kernel_cache
 from refsgd.problems.nn.layer import Array, Layer, Parameter, Shape, backward, flattened, forward
 from refsgd.problems.nn.layers import BatchNorm, Dropout, Loss, Relu, softmax_cross_entropy
-from refsgd.problems.nn.memory import Frame
+from refsgd.problems.nn.memory import Frame, keyed
 
 if TYPE_CHECKING:
     from refsgd.problems.nn.plan import Plan
@@ -61,6 +61,7 @@ class Leaf(NamedTuple):
     """
 
     name: str
+    number: int  #: among the net's layers of its kind, from 1
     layer: Layer
     shape: Shape  #: of its input
     output_shape: Shape
@@ -105,7 +106,8 @@ class Net:
         for layer in layers:
             kind = type(layer).__name__.lower()
             self._counts[kind] += 1
-            name = f"{kind}{self._counts[kind]}"
+            number = self._counts[kind]
+            name = f"{kind}{number}"
             for branch in getattr(layer, "branches", ()):
                 self._enter(branch, shape)
             output, parameters = _fitting(name, layer, shape)
@@ -114,7 +116,7 @@ class Net:
                 at[key], end = 4 * self.parameters, self.parameters + prod(parameter.shape)
                 self.segments[f"{name}.{key}"] = Segment(slice(self.parameters, end), parameter.shape)
                 self.parameters = end
-            self.leaves.append(Leaf(name, layer, shape, output, at, self.parameters - first,
+            self.leaves.append(Leaf(name, number, layer, shape, output, at, self.parameters - first,
                                     layer.flops(shape), 4 * prod(output)))
             shape = output
         return shape
@@ -295,10 +297,10 @@ class Net:
         _, gradients = backward(self.layers, p, kept, dz)
         return loss, np.concatenate([part.ravel() for part in flattened(gradients)])
 
-    def unflatten(self, x: Array, key: int | None = None) -> list[Any]:
+    def unflatten(self, x: Array, key: int | None = None, first: int = 0) -> list[Any]:
         """The flat vector as a list of one dict of views per layer, for `refsgd.problems.nn.layer.forward`.
 
-        A layer with branches has a list of such lists instead; every dropout gets ``key``.
+        A layer with branches has a list of such lists; a dropout gets ``first`` and a key made of ``key``.
         """
         leaves = iter(self.leaves)
 
@@ -310,7 +312,7 @@ class Net:
                 arrays = {field: self.segments[f"{leaf.name}.{field}"] for field in leaf.at}
                 own = {field: x[part].reshape(shape) for field, (part, shape) in arrays.items()}
                 if key is not None and isinstance(layer, Dropout):
-                    own["key"] = np.asarray(key)
+                    own |= keyed(key, leaf.number, first)
                 found.append(inner or own)
             return found
 
@@ -333,7 +335,7 @@ class Net:
         try:
             return self.idle[key].pop()  # atomic
         except IndexError:
-            return Plan(layers, shape, (leaf.at for leaf in leaves), *options)
+            return Plan(layers, shape, ((leaf.at, leaf.number) for leaf in leaves), *options)
 
     def _finite(self, x: Array, images: Array, loss: float) -> None:
         """Raise if a loss is not finite."""

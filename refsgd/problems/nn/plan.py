@@ -46,12 +46,12 @@ At = Mapping[str, int]
 class Plan:
     """The steps of one net and the buffers between them.
 
-    ``at`` gives the byte offsets of each layer's parameters, layers of branches first.  Without ``keep``
-    there is only a forward pass, and buffers share memory.  ``wanted``: whether the gradient of the input is
-    computed too.
+    ``at`` gives the byte offsets of each layer's parameters and its number in its kind, layers of branches
+    first.  Without ``keep`` there is only a forward pass, and buffers share memory.  ``wanted``: whether the
+    gradient of the input is computed too.
     """
 
-    def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[At], keep: bool = True,
+    def __init__(self, layers: Sequence[Layer], shape: Shape, at: Iterator[tuple[At, int]], keep: bool = True,
                  wanted: bool = False) -> None:
         self.input = Buffer(shape, wanted)
         self.buffers = [self.input]
@@ -121,13 +121,13 @@ class Plan:
             return self._residual(layer, source, relu), 1 + relu
         if isinstance(layer, Concat):
             return self._concat(layer, source), 1
-        at, shape = next(self._at), layer.output_shape(source.shape)
+        (at, number), shape = next(self._at), layer.output_shape(source.shape)
         if relu and isinstance(layer, Conv | Linear | BatchNorm):
             next(self._at)
         if isinstance(layer, Dropout | Relu | Sigmoid | Tanh):  # in place
             if source.masks and isinstance(layer, Sigmoid):  # whose value at 0 is not 0
                 source = self._copied(source)
-            self._append(DefinedStep(layer, source))
+            self._append(DefinedStep(layer, source, number))
             source.masks = source.masks or isinstance(layer, Relu)
             return source, 1
         if isinstance(layer, Flatten):

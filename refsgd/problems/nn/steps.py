@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from refsgd.problems.nn import elementwise, kernels
 from refsgd.problems.nn.layer import Array, Layer
 from refsgd.problems.nn.layers import BatchNorm, Conv, MaxPool
-from refsgd.problems.nn.memory import Buffer, Field, Frame, Place, Scratch, zeros
+from refsgd.problems.nn.memory import Buffer, Field, Frame, Place, Scratch, keyed, zeros
 
 Offsets = NDArray[np.int64]
 Lists = tuple[Any, ...]
@@ -287,14 +287,15 @@ class DefinedStep(Step):
 
     masks = True
 
-    def __init__(self, layer: Layer, buffer: Buffer) -> None:
+    def __init__(self, layer: Layer, buffer: Buffer, number: int) -> None:
         super().__init__(buffer, buffer)
-        self.layer = layer
+        self.layer, self.number = layer, number
         self.kept: Any = None
 
     def forward(self, b: int, frame: Frame) -> None:
         x = self.target.value.images(b)
-        x[...], self.kept = self.layer.forward({} if frame.key is None else {"key": np.asarray(frame.key)}, x)
+        p = {} if frame.key is None else keyed(frame.key, self.number, frame.first)
+        x[...], self.kept = self.layer.forward(p, x)
 
     def backward(self, b: int, frame: Frame) -> None:
         d = self.target.gradient.images(b)

@@ -195,6 +195,7 @@ DROPPING = {
     "features": [Flatten(), Linear(70), Relu(), Dropout(0.3)],
     "images": [Dropout(0.2), Conv(9, 3, pad=1), Relu(), Dropout(0.3), Conv(20, 3, pad=1), Relu(), MaxPool(),
                Dropout(0.1), Flatten()],
+    "alike": [Flatten(), *[Linear(70), Relu(), Dropout(0.5)] * 2],
     "branches": [Conv(6, 3, pad=1), Residual((Dropout(0.3), Conv(6, 3, pad=1), Dropout(0.2))), Relu(),
                  Dropout(0.5), BatchNorm(), GlobalAverage()],
 }

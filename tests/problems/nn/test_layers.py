@@ -118,6 +118,13 @@ def test_dropout_keeps_the_mean_and_is_a_function_of_its_key():
     assert np.array_equal(y, drop.forward({"key": 5}, x)[0])
     assert np.mean(y == drop.forward({"key": 6}, x)[0]) == pytest.approx(0.58, abs=0.01)
     assert np.array_equal(drop.forward({}, x)[0], x)
+    assert np.array_equal(y[40:], drop.forward({"key": 5, "first": 40}, x[40:])[0])
+
+
+def test_no_two_dropouts_of_a_net_drop_the_same():
+    """WRONG: one key for all of them, as in VGG-16, whose two dropouts are of one width."""
+    net, ones = Net("two", [Dropout(0.5)] * 2, (1000,)), np.ones((1, 1000))
+    assert np.mean(forward(net.layers, net.unflatten(net.init(0), 5), ones)[0] > 0) == pytest.approx(0.25, abs=0.05)
 
 
 def test_the_check_notices_batch_norm_with_constant_statistics():
