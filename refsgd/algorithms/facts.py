@@ -64,8 +64,8 @@ PART = "a worker has the only copy of its stage's parameters"
 IN_PAIRS = "its replicas average in pairs, at moments of their own: only by running it"
 CHOOSES = "it chooses entries by their size, which is not linear in them"
 #: that which moves the model, for `Facts.recursion`: the mean of gradients at the model itself, or at
-#: replicas whose mean is the model; gradients at earlier versions of a server's model, by workers that never
-#: wait or may; elastic forces of all workers together
+#: replicas whose mean is the model; gradients at earlier versions of a server's model, all those of workers
+#: that never wait, or those that a schedule applies; elastic forces of all workers together
 RECURSIONS = ("mean", "replicas", "pushes", "waits", "elastic")
 
 

@@ -27,6 +27,7 @@ from refsgd.theory.estimate import kind_of
 from refsgd.theory.phenomena import convergence
 from refsgd.theory.phenomena.convergence import Recursion
 from refsgd.theory.prediction import Figures, Prediction
+from refsgd.trace import Marked
 
 GRADIENTS = 512  #: in a simulated schedule
 DRAWN = 16  #: schedules, if they differ
@@ -91,8 +92,7 @@ def course(e: Experiment) -> Course:
 def _shares(e: Experiment) -> list[float]:
     """Each worker's share of the gradients, if their times are exponential and nothing else takes time."""
     m, times = e.machine, [own(e.priced, i) for i in range(e.workers)]
-    free = m.latency == 0 and math.isinf(m.bandwidth) and not (
-        m.update or m.cores or m.loads or m.hosts or m.inside or m.groups)
+    free = not (m.linked or m.update or m.updating or m.cores or m.loads or m.crowding)
     rates = [1 / time.mean for time in times
              if isinstance(time, Distribution) and time.family == "exponential"]
     return [rate / sum(rates) for rate in rates] if free and len(rates) == e.workers else []
@@ -108,11 +108,14 @@ def schedule(e: Experiment, seed: int) -> tuple[tuple[int, ...], ...]:
     if len(trace.updates) > 1:
         raise Usage("each part of the parameters has a schedule of its own; expected one server and layout "
                     "equal")
-    for mark in trace.marks("update"):
-        reads = mark.values["reads"]
-        out.append(tuple(mark.values["version"] - version for _, version in reads))
-        pushed.update(worker for worker, _ in reads)
-        if max(pushed.values()) == steps:
+    for mark in trace.of(Marked):
+        if mark.name == "drop":
+            pushed[mark.values["worker"]] += 1
+        elif mark.name == "update":
+            reads = mark.values["reads"]
+            out.append(tuple(mark.values["version"] - version for _, version in reads))
+            pushed.update(worker for worker, _ in reads)
+        if max(pushed.values(), default=0) == steps:
             break
     if len({*map(len, out)}) > 1:
         raise Usage("its updates have different numbers of gradients, which no recursion here follows")

@@ -263,6 +263,28 @@ def kinds(machine):
     return [found[figure].kind for figure in ("updates_to_target", "best_rate")]
 
 
+@pytest.mark.parametrize("price", [{"overhead": 0.1}, {"updating": 1e-4}, {"crowding": (1, 1.5), "hosts": "4x1"},
+                                   {"update": 0.1}, {"cores": 1, "hosts": "4x1"}])
+def test_exponential_times_are_the_whole_schedule_only_if_nothing_else_takes_time(price):
+    e = prepare("asp", data="quadratic:0.05,1,4,0.1", workers=N, machine=RANDOM.with_(hosts="2x2"))
+    assert "schedule" not in course(e).formula and course(e).length == np.inf
+    assert "simulated schedule" in course(replace(e, machine=RANDOM.with_(**price))).formula
+
+
+def test_ringmaster_is_asp_only_if_it_drops_nothing():
+    """With R = 1 no gradient is stale, as with one worker."""
+    one, none, asp, alone = (predicted(*flags, "--compute", "exponential(20ms)")["best_rate"]["value"]
+                             for flags in (["ringmaster", "--threshold", "1"], ["ringmaster", "--threshold", "inf"],
+                                           ["asp"], ["sequential"]))
+    assert one == pytest.approx(alone) and none == asp < 0.9 * alone
+
+
+def test_a_schedule_ends_when_a_worker_has_pushed_its_last_gradient_even_if_it_was_dropped():
+    """Later the other one is alone, and its gradients are fresh."""
+    e = prepare("ringmaster", data="quadratic:0.05,1,4,0.1", workers=2, machine=RANDOM, threshold=2)
+    assert all((1,) in schedule(e, seed)[-30:] for seed in range(4))
+
+
 @pytest.mark.slow
 def test_a_figure_says_how_it_is_known():
     assert [kinds(m) for m in (RANDOM, ONE_SLOW, FIXED)] == [["exact"] * 2] * 3

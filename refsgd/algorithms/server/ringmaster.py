@@ -25,6 +25,7 @@ ICML 2025, PMLR 267, arXiv:2501.16168, algorithm 4.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 
 from refsgd.algorithms.facts import ONE_WORKER, SERVED, declare, depends
@@ -46,7 +47,8 @@ def server(shard: Shard, pushes: int, threshold: float) -> Program[Array]:
     return shard.x
 
 
-@declare(SERVED, updates=depends, mean_of=ONE_WORKER, formula="ringmaster", recursion="pushes")
+@declare(SERVED, updates=depends, mean_of=ONE_WORKER, formula="ringmaster",
+         recursion=lambda options: "pushes" if options["threshold"] == math.inf else "waits")
 def ringmaster(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,
                rotated: bool = False, *, threshold: float | None = None) -> Deployment:
     """Deploy Ringmaster ASGD.
