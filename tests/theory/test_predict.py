@@ -12,6 +12,7 @@ import refsgd
 from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.theory import ALGORITHMS, DomainError, Prediction, predict
+from refsgd.theory.phenomena import collectives
 from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.trace.metrics import PREDICTED
 from tests.draws import few_draws
@@ -262,6 +263,16 @@ def test_what_post_local_sgd_is_predicted_agrees_with_itself(steps):
     assert steps * sent == pytest.approx(run["bytes_sent"])
     assert steps * each.value == pytest.approx(run["seconds"], rel=1e-9 if steps <= 46 else 0.01)  # a shorter round ends it
     assert ("before the switch 0.044 s, then 0.023 s" in each.assumptions) == (steps > 46)
+
+
+@pytest.mark.parametrize("switch", [15, 60])
+def test_rounds_that_are_not_evaluated_continue_at_the_pace_of_their_kind(switch, monkeypatch):
+    """Those of eight steps were taken to be as short as the first ones, of one step, or as the mean of both."""
+    told = {"workers": 3, "steps": 303, "net": "shapes:1200", "data": "none", "switch": switch,
+            "machine": Machine(compute="exponential(0.02)", latency=0.002)}
+    whole = refsgd.predict("post-local", **told)["seconds"].value
+    monkeypatch.setattr(collectives, "STEPS", 100)  # 25 rounds
+    assert refsgd.predict("post-local", **told)["seconds"].value == pytest.approx(whole, rel=0.03)
 
 
 @pytest.mark.parametrize("name,n", [("sgp", 3_000), ("bsp", 1_000_000)])

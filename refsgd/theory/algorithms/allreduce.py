@@ -89,6 +89,7 @@ def through_ring(c: Setting, step: Prediction, end: Prediction, gradients: Seque
     chunk = _largest_chunk(c, c.workers)
     run, long = (collectives.rounds(c.times, each, chunk, c.link, c.updates, before=before, after=after)
                  for each in (gradients, [period] * 60))
+    last = run.end.continued(run.more, long.pace)
     equal = c.nbytes % (4 * c.workers) == 0
     pace, mean = long.pace.scaled(1 / period), iteration.mean_time(c.times)
     moved = min(step.terms["transfer"], max(pace.value - mean - u, 0.0))
@@ -96,7 +97,7 @@ def through_ring(c: Setting, step: Prediction, end: Prediction, gradients: Seque
              "update": u}
     told = "the ring's recursion t_i = max(t_i, e_i), by Monte Carlo", SOURCE, "equal chunks"
     return (pace.predicted("s", terms, *told, faithful=equal and long.steady, upper=step.value),
-            run.end.predicted("s", {"last rank": run.end.value}, *told, faithful=equal and run.whole))
+            last.predicted("s", {"last rank": last.value}, *told, faithful=equal and run.whole))
 
 
 def allreduce(c: Setting) -> Figures:

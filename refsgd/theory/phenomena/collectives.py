@@ -258,21 +258,23 @@ class Rounds:
     end: Estimate  #: seconds of the run
     steady: bool = True  #: whether the pace is that of the long run
     whole: bool = True  #: whether the run was evaluated to its end
+    more: int = 0  #: rounds that the end is without, as long as the last but one
 
 
-def summary(ends: Values, seen: Sequence[int], gradients: Sequence[int], random: bool) -> Rounds:
-    """Pace and end, from the times at which rounds ended (replicas, rounds, peers)."""
-    mean, low = ends.mean(axis=2), len(seen) // 3
-    middle = (low + len(seen)) // 2
+def summary(ends: Values, gradients: Sequence[int], random: bool) -> Rounds:
+    """Pace of the first rounds and end, from the times at which rounds ended (replicas, rounds, peers)."""
+    mean, seen, first = ends.mean(axis=2), ends.shape[1], gradients[0]
+    equal = next((k for k in range(seen) if gradients[k] != first), seen)
+    low, unseen = equal // 3, gradients[seen - 1:-1]
+    middle, alike = (low + equal) // 2, unseen.count(first)
 
     def pace(a: int, b: int) -> Values:
         return np.asarray((mean[:, b - 1] - (mean[:, a - 1] if a else 0.0)) / (b - a))
 
-    each = Estimate.of(pace(low, len(seen)))
+    each = Estimate.of(pace(low, equal))
     steady = random or (low > 0 and math.isclose(float(pace(low, middle)[0]), each.value, rel_tol=1e-9))
-    unseen = math.fsum(gradients[len(seen):]) / max(seen[-1], 1)
-    return Rounds(each, Estimate.of(ends[:, -1].max(axis=1)).continued(unseen, each), steady,
-                  random or len(seen) == len(gradients))
+    return Rounds(each, Estimate.of(ends[:, -1].max(axis=1)).continued(alike, each), steady,
+                  random or not unseen, len(unseen) - alike)
 
 
 def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float, link: Link,
@@ -287,10 +289,12 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
         e_i = max(start_{i-1} + alpha, e_i) + c,   t_i = max(t_i, e_i) [+ r]
 
     2 (n-1) times in an exchange.  A late rank delays only the ranks that wait for it, and early ones send in
-    the meantime, so this takes less than E[max T] + exchange, the time of ranks that start together.
+    the meantime, so this takes less than E[max T] + exchange, the time of ranks that start together.  Of a
+    long run, the first rounds and the last are evaluated.
     """
     n, own = len(times), list(updates)
-    seen = gradients[: max(STEPS // max(2 * (n - 1), 1), 12)]
+    most = max(STEPS // max(2 * (n - 1), 1), 12)
+    seen = [*gradients[:most - 1], *gradients[most - 1:][-1:]]
     random = not certain(*times, *own)
     replicas = max(4 if n > 500 else 8, min(256, DRAWS // (n * sum(seen) + 1))) if random else 1
     rng = np.random.default_rng(2009)
@@ -302,7 +306,7 @@ def rounds(times: Sequence[Distribution], gradients: Sequence[int], chunk: float
         _exchange(ready, outgoing, incoming, chunk, link)
         ready += sampled(rng, own, replicas, after).sum(axis=2)
         ends[:, k] = ready
-    return summary(ends, seen, gradients, random)
+    return summary(ends, gradients, random)
 
 
 def _exchange(ready: Values, outgoing: Values, incoming: Values, chunk: float, link: Link) -> None:
