@@ -2,8 +2,8 @@
 
 A schedule is the list of picks, so it can be replayed, shrunk and printed.  Not every order is offered: a
 program alone on its node continues until it needs another node, because computing and sending commute with
-everything else; a message is delivered immediately if such a program waits for exactly this source, because
-nothing can race with it; and a `Died` arrives only while a program waits for one.
+everything else; a message is delivered immediately if such a program waits for its class from exactly this
+source, because nothing can race with it; and a `Died` arrives only while a program waits for one.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class World(Engine):
         return [Action("go", task.node, task.index)]
 
     def _settle(self) -> None:
-        """Deliver messages that cannot race: to a lone program that waits for exactly this source."""
+        """Deliver messages that cannot race: to a lone program that waits for their class from this source."""
         moved = True
         while moved:
             moved = False
@@ -200,9 +200,10 @@ class World(Engine):
                 effect = task.effect
                 if others or type(effect) is not Recv:
                     continue
+                sent = self.wire.get((effect.src, node)) if effect.src is not None else None
                 if self._answer(task):
                     moved = True
-                elif effect.src is not None and self.wire.get((effect.src, node)):
+                elif effect.src is not None and sent and type(sent[0].body) in effect.kinds:
                     self._deliver(effect.src, node)
                     self._answer(task)
                     moved = True

@@ -76,6 +76,25 @@ def test_what_nothing_can_race_with_is_not_branched():
     assert explore(lambda: {"a": Node(asker()), "server0": Node(answerer(), role="server")}).runs == 1
 
 
+def test_what_a_later_receive_takes_races_though_the_program_waits_for_its_sender():
+    """The Other of a comes before the Note, which is awaited, and either Other is then the first."""
+    def early():
+        yield Send("server0", Other(1))
+        yield Send("server0", Note(0))
+
+    def late():
+        yield Send("server0", Other(2))
+
+    def selective():
+        yield Recv(Note, src="a")
+        _, other = yield Recv(Other)
+        return other.number
+
+    report = explore(lambda: {"a": Node(early()), "b": Node(late()),
+                              "server0": Node(selective(), role="server")}, observe=heard)
+    assert set(report.finals) == {1, 2} and report.complete
+
+
 def test_a_poll_sees_the_message_or_not():
     def polling():
         hit = yield Poll(Note)
