@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from refsgd.cli import outputs
 from refsgd.cli.compare import algorithms_of
-from refsgd.cli.options import add_flags, arguments_of, check_priced, common, flag, machine_of, number, words
+from refsgd.cli.options import (
+    MACHINE,
+    add_flags,
+    arguments_of,
+    check_priced,
+    common,
+    flag,
+    machine_of,
+    number,
+    words,
+)
 from refsgd.experiment.computer.limits import usable_cores
 from refsgd.experiment.prepare import DEFAULT_MACHINE, Training, Usage
 
@@ -31,7 +41,7 @@ def options(p: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     from refsgd.experiment.race.race import race
 
-    p.add_argument("algorithms", nargs="?", default="seven", metavar="A,B,...|FILE.toml",
+    p.add_argument("algorithms", nargs="?", metavar="A,B,...|FILE.toml",
                    help="without a flag, what compare takes with --algorithms; or a file with these and "
                         "other options: algorithms = [\"bsp\", \"ssp staleness=1\"], target = \"loss=0.1\"")
     p.add_argument("--from", dest="source", metavar="FILE",
@@ -51,14 +61,14 @@ def do(args: argparse.Namespace) -> None:
     from refsgd.experiment.race.race import race
 
     outputs.check_output(args.resume)
-    if args.algorithms.endswith(".toml"):
+    if (args.algorithms or "").endswith(".toml"):
         described(args)
     if args.source:
         deliver(read(args), args)
         return
     args.workers = args.workers or WORKERS
     arguments = arguments_of(args)
-    names, slack = algorithms_of(args.algorithms, args.staleness)
+    names, slack = algorithms_of(args.algorithms or "seven", args.staleness)
     chosen = {"budget": BUDGET, **{n: value for n in RULES if (value := getattr(args, n)) is not None}}
     outputs.compile_kernels(args.data, args.net, args.quiet)
     check_priced(args, arguments.get("machine", DEFAULT_MACHINE))
@@ -79,12 +89,13 @@ def read(args: argparse.Namespace) -> Race:
     from refsgd.experiment.race.entries import Race
 
     found = Race.load(args.source)
-    said = [f.name for f in fields(Training) if getattr(args, f.name) is not None and f.name != "machine"]
-    if said:
-        raise Usage(f"{flag(said[0])} with --from, whose race has its own; expected only options of the "
-                    "machine")
+    others = *RULES, "rates", "jobs", "staleness", *(f.name for f in fields(Training) if f.name != "machine")
+    said = [args.algorithms, *(flag(name) for name in others if getattr(args, name) is not None)]
+    if one := next(filter(None, said), ""):
+        raise Usage(f"{one} with --from, whose race has its own; expected only options of the machine")
     args.workers = max(row.workers for row in found.rows)
-    return found.on(machine_of(args, found.machine)) if "machine" in arguments_of(args) else found
+    moved = any(getattr(args, name, None) is not None for name in MACHINE)
+    return found.on(machine_of(args, found.machine)) if moved else found
 
 
 def rates_of(text: str | None) -> list[float] | None:
@@ -108,7 +119,11 @@ def described(args: argparse.Namespace) -> None:
     options(parser)
     flags = list[str]()
     for name, value in said.items():
-        if value is False:  # as without the flag
+        if name == "feedback" and isinstance(value, bool):
+            value = "on" if value else "off"
+        elif value is False and name != "quiet":  # which has no opposite
+            name, value = f"no-{name}", True
+        elif value is False:
             continue
         between = ";" if name == "algorithms" else ","
         text = between.join(map(str, value)) if isinstance(value, list) else str(value)
@@ -118,10 +133,10 @@ def described(args: argparse.Namespace) -> None:
     except argparse.ArgumentError as error:
         raise Usage(f"race {path}: {error}") from None
     if unknown:
-        raise Usage(f"race {path}: {unknown[0].removeprefix('--')} is unknown; expected algorithms and "
+        raise Usage(f"race {path}: {unknown[0].removeprefix('--').removeprefix('no-')} is unknown; expected algorithms and "
                     "options of the command, such as target")
     for name, value in vars(found).items():
-        if (given := getattr(args, name)) in (None, path) or given is False:
+        if getattr(args, name) in (None, path) or (name == "quiet" and value):
             setattr(args, name, value)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,15 @@ from refsgd.experiment.race.target import Target
 @pytest.fixture(scope="module")
 def digits():
     return refsgd.Race.load("digits")
+
+
+@pytest.fixture
+def given(monkeypatch, digits):
+    """What the command asks of a race, which is not held."""
+    asked = {}
+    held = wraps(refsgd.race)(lambda names, **more: asked.update(more) or digits)
+    monkeypatch.setattr("refsgd.experiment.race.race.race", held)
+    return asked
 
 
 def text(race, width=110):
@@ -149,6 +159,37 @@ def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path, monkeypatch, caps
     assert main(["race", "fair.toml", "--quiet"]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("content", "flags", "asked"), [
+    ("measure = true", "--no-measure", {"measure": False}),
+    ("measure = true", "", {"measure": True}),
+    ('compress = "topk:0.01"\nfeedback = false', "", {"feedback": False}),
+    ('compress = "topk:0.01"\nfeedback = true', "", {"feedback": True})])
+def test_what_a_file_and_the_command_switch_off_is_off(tmp_path, given, content, flags, asked):
+    (tmp_path / "fair.toml").write_text(content)
+    assert main(["race", str(tmp_path / "fair.toml"), "--quiet", *flags.split()]) == 0
+    assert asked.items() <= given.items()
+
+
+def test_a_file_of_a_race_changes_the_machine_of_another_file(tmp_path, given):
+    (tmp_path / "machine.json").write_text(json.dumps(refsgd.Machine(compute="15ms", colocated=True).to_json()))
+    (tmp_path / "fair.toml").write_text(f'machine = "{tmp_path}/machine.json"\ncolocated = false')
+    assert main(["race", str(tmp_path / "fair.toml"), "--quiet"]) == 0 and not given["machine"].colocated
+    assert main(["race", str(tmp_path / "fair.toml"), "--quiet", "--colocated"]) == 0 and given["machine"].colocated
+
+
+@pytest.mark.parametrize("flags", ["bsp,asp", "--target loss=0.05", "--seeds 3", "--rates 0.1", "--staleness 1", "--lr 0.1"])
+def test_what_a_race_that_is_shown_has_already_is_refused(flags, capsys):
+    assert main(["race", "--from", "digits", *flags.split()]) == 2
+    assert f"{flags.split()[0]} with --from, whose race has its own" in capsys.readouterr().err
+
+
+def test_flags_change_the_machine_of_a_race_that_is_shown(tmp_path, digits, capsys):
+    """The default machine has no groups between which there could be an uplink."""
+    grouped = digits.machine.with_(groups="2x4", uplink="1ms, 10Gbps")
+    (tmp_path / "race.json").write_text(replace(digits, machine=grouped, rows=digits.rows[:2]).to_json())
+    assert main(["race", "--from", str(tmp_path / "race.json"), "--uplink", "1ms,1Gbps"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.alone
