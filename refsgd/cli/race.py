@@ -133,8 +133,8 @@ def described(args: argparse.Namespace) -> None:
     except argparse.ArgumentError as error:
         raise Usage(f"race {path}: {error}") from None
     if unknown:
-        raise Usage(f"race {path}: {unknown[0].removeprefix('--').removeprefix('no-')} is unknown; expected algorithms and "
-                    "options of the command, such as target")
+        raise Usage(f"race {path}: {unknown[0].removeprefix('--').removeprefix('no-')} is unknown; expected "
+                    "algorithms and options of the command, such as target")
     for name, value in vars(found).items():
         if getattr(args, name) in (None, path) or (name == "quiet" and value):
             setattr(args, name, value)
