@@ -120,7 +120,8 @@ class Linked(Engine):
     def post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Send a message on its way; with priorities it waits for its turn first."""
         if self._priority and (way := self._ways[task.node, to]):
-            waiting, event = self._waiting[way[0].link], len(self.events) - 1
+            waiting = self._waiting[way[0].link]
+            event = len(self.events) - 1 if number >= 0 else -1  # a notice of a death has none
             urgency = max(self._priority[task.node], self._priority[to])
             heappush(waiting, (urgency, next(self._order), event, task, to, body, number, nbytes))
             if len(waiting) == 1:
@@ -136,7 +137,8 @@ class Linked(Engine):
         waiting, events = self._waiting[link], self.events
         _, _, event, task, to, body, number, nbytes = heappop(waiting)
         start = self._departs(task, to, nbytes)
-        events[event] = events[event]._replace(start=start)
+        if event >= 0:
+            events[event] = events[event]._replace(start=start)
         self._post(task, to, body, number, nbytes, start)
         if waiting:
             self._turn(link)

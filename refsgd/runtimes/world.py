@@ -192,7 +192,7 @@ class World(Engine):
         return [Action("go", task.node, task.index)]
 
     def _settle(self) -> None:
-        """Deliver messages that cannot race: to a lone program that waits for their class from this source."""
+        """Deliver messages that cannot race: to a lone program that waits for this class from this source."""
         moved = True
         while moved:
             moved = False

@@ -315,6 +315,14 @@ def test_backup_workers_mask_as_many_deaths_as_there_are_backups():
             faults=[*plan, "kill worker 4 at step 6"], on_death="continue")
 
 
+def test_a_death_is_told_where_messages_wait_for_their_turn():
+    """Only what is sent has an event that says when it left: with priorities the notice of a death has none."""
+    found = refsgd.run("asp", workers=3, steps=6, machine=LINK, layout="layers", priority=True,
+                       faults=["kill worker 1 at step 3"], on_death="continue")
+    assert {e.node for e in found.trace.of(Crashed)} == {"worker1"}
+    assert all(e.start >= e.time for e in found.trace.of(Sent))
+
+
 def test_ssp_removes_the_dead_from_its_clock():
     """The others are never more than the bound ahead of the slowest of the living, and complete all their
     iterations."""
