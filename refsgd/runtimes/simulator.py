@@ -88,10 +88,6 @@ class Simulator(Linked):
         """Perform one effect or one event of the agenda; False when the run is over."""
         return next(self._steps, False)
 
-    def step(self) -> Event | None:
-        """The next event, or None when the run is over."""
-        return next(self, None)
-
     def __iter__(self) -> Iterator[Event]:
         return self
 
@@ -274,6 +270,13 @@ class Faulty(Simulator):
     def resume(self, task: Task, value: Any) -> None:
         if task.node not in self.dead:
             super().resume(task, value)
+
+    def spends(self, task: Task, nbytes: int, call: Any, *args: Any) -> None:
+        super().spends(task, nbytes, self._spent, call, *args)
+
+    def _spent(self, task: Task, call: Any, *args: Any) -> None:
+        if self._acts(task.node, self._spent, task, call, *args):
+            call(task, *args)
 
     def computed(self, task: Task, *result: Any) -> None:
         if self._acts(task.node, self.computed, task, *result):

@@ -8,9 +8,10 @@ import refsgd
 from refsgd.cli import main
 from refsgd.cluster.links import Overhead
 from refsgd.cluster.machine import Machine
-from refsgd.effects import Compute, Node, Recv, Send
+from refsgd.effects import Compute, Died, Node, Recv, Send
+from refsgd.runtimes.faults import Fault
 from refsgd.runtimes.processes import local as processes
-from refsgd.runtimes.simulator import Simulator, simulate
+from refsgd.runtimes.simulator import Faulty, Simulator, simulate
 from refsgd.trace import Computed, Received, Sent
 from tests.paced import as_simulated, slipped
 
@@ -64,6 +65,36 @@ class AtOneEnd(Simulator):
 def test_a_simulator_that_charges_senders_alone_is_caught():
     assert AtOneEnd(one_way, QUIET).run().trace.of(Computed, "worker1")[0].start != pytest.approx(0.02)
     assert Simulator(one_way, QUIET).run().trace.of(Computed, "worker1")[0].start == pytest.approx(0.02)
+
+
+def beside(kind, amount=0.0, simulator=Faulty):
+    """When a message leaves that needs 1 s, from a host to which the fault happens at 0.5 s."""
+    def computing():
+        yield Compute(abs, 1)
+        yield Compute(abs, 1)
+
+    def source():
+        yield Send("peer2", Token(1))
+
+    def sink():
+        yield Recv(Token, Died)
+
+    nodes = {"peer0": Node(computing(), host="h"), "peer1": Node(source(), host="h"), "peer2": Node(sink())}
+    machine = Machine(compute="0.5", overhead="1s")
+    return [e.time for e in simulator(nodes, machine, faults=[Fault(kind, "peer0", 1, amount)],
+                                      on_death="continue").run().trace.of(Sent)]
+
+
+class Restless(Faulty):
+    """A wrong one: what a message costs ends in time, even at who is dead or paused."""
+
+    def _spent(self, task, call, *args):
+        call(task, *args)
+
+
+def test_no_message_leaves_the_dead_and_that_of_the_paused_waits():
+    assert (beside("kill"), beside("pause", 3)) == ([], [3.5])
+    assert (beside("kill", simulator=Restless), beside("pause", 3, Restless)) == ([1], [1])
 
 
 @pytest.mark.parametrize(("algorithm", "ends"), [("bsp", 4 + 3), ("allreduce", 2 * 2 * 3), ("dpsgd", 2 * 2)])

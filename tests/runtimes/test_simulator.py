@@ -143,7 +143,7 @@ def test_the_simulator_is_an_iterator_of_events_and_repeats_itself():
 def test_where_shows_line_effect_and_locals_of_every_program():
     sim = Simulator(bsp.bsp(quadratic(workers=2), 2, 3, SGD(0.1)), Machine(compute="exponential(1)"))
     while not any(e.kind == "receive" for e in sim.events):
-        sim.step()
+        next(sim)
     places = {p.node: p for p in sim.where()}
     slow = next(p for p in places.values() if p.waits_for == "Compute(gradient)")
     assert slow.function == "worker" and slow.filename.endswith("parts.py") and slow.locals["t"] == 0
