@@ -43,6 +43,13 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
     values = {"include": data["include"], **values} if "include" in data else dict(values)
     with prefixed(f"machine file {path}: "):
         check_keys(values, [*Machine.keys(), "include"], "a machine")
+    for name in ("compute", "bandwidth"):
+        if nccl.is_table(values.get(name)):
+            values[name] = f"@{path.parent / values[name].strip()[1:]}"
+    if nccl.is_table(values.get("bandwidth")):
+        with prefixed(f"machine file {path}: bandwidth @"):
+            latency, values["bandwidth"] = nccl.link_of(values["bandwidth"][1:])
+        values.setdefault("latency", latency)
     net = data.get("net")
     timed = (net["net"], net["batch"]) if isinstance(net, Mapping) and {"net", "batch"} <= set(net) else None
     if "include" not in values:
@@ -64,8 +71,6 @@ def _merged(path: Path, outer: tuple[Path, ...]) -> tuple[dict[str, Any], dict[s
     except OSError as error:
         raise ValueError(f"machine file {path}: include {include!r}: {error.strerror}; expected the name of "
                          "another machine file") from None
-    if nccl.is_table(values.get("bandwidth")):
-        below.pop("latency", None)  # the table gives another
     return {**below, **values}, {**origin, **dict.fromkeys(values, path)}, timed or below_timed
 
 

@@ -146,9 +146,9 @@ class Machine:
         for name in ("reduction", "codec", "updating"):
             price = getattr(self, name)
             if not is_number(price):
-                raise wrong_type(name, price, "a number of s/byte >= 0")
-            if not price >= 0:
-                raise ValueError(f"{name} {price} s/byte; expected a number of s/byte >= 0")
+                raise wrong_type(name, price, "a finite number of s/byte >= 0")
+            if not 0 <= price < math.inf:
+                raise ValueError(f"{name} {price} s/byte; expected a finite number of s/byte >= 0")
         if not isinstance(self.colocated, bool):
             raise wrong_type("colocated", self.colocated, "True or False")
         if self.cores is not None and (isinstance(self.cores, bool) or not isinstance(self.cores, Integral)):

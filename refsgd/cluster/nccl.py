@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 
-def is_table(bandwidth: Any) -> bool:
-    """Whether a bandwidth names a table, which gives the latency too."""
-    return isinstance(bandwidth, str) and bandwidth.strip().startswith("@")
+def is_table(value: Any) -> bool:
+    """Whether a value names a file: as a bandwidth, a table that gives the latency too."""
+    return isinstance(value, str) and value.strip().startswith("@")
 
 
 def link_of(path: str) -> tuple[float, float]:

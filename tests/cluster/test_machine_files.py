@@ -74,6 +74,7 @@ WRONG = [  # file a, file b, the file that is named, and what is said of it
     ('include = "b.toml"\nlatency = nan', "latency = 1", "a.toml", "latency nan s; expected a finite number"),
     ('include = "b.toml"', 'lateny = "1ms"', "b.toml",
      "unknown keys ['lateny'] of a machine; did you mean latency? expected some of ['bandwidth'"),
+    ("codec = inf", "", "a.toml", "codec inf s/byte; expected a finite number of s/byte >= 0"),
     ("bandwidth = 0", "", "a.toml", "bandwidth 0 bytes/s; expected a number of bytes/s > 0"),
     ('[inside]\nlatency = "1us"\nbandwith = 3', "", "a.toml",
      "inside: unknown keys ['bandwith'] of a link; did you mean bandwidth? expected some of ['latency', "),

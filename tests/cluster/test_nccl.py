@@ -66,6 +66,12 @@ def test_a_table_wins_over_another_machine_and_a_latency_beside_it_over_both(tmp
 
     assert latency("laptop", "--bandwidth", f"@{path}") == pytest.approx(9e-6, rel=0.05)
     assert latency("laptop", "--bandwidth", f"@{path}", "--latency", "5us") == 5e-6
-    for said, expected in (("", 9e-6), ('latency = "5us"\n', 5e-6)):
-        above.write_text(f'include = "base.toml"\nbandwidth = "@{path}"\n{said}')
+    for said, expected in (("", 9e-6), ('latency = "5us"\n', 5e-6)):  # the table is named as seen from the file
+        above.write_text(f'include = "base.toml"\nbandwidth = "@table.txt"\n{said}')
         assert latency(str(above)) == pytest.approx(expected, rel=0.05)
+    base.write_text('bandwidth = "@table.txt"\n')
+    above.write_text('include = "base.toml"\nbandwidth = "1Gbps"\n')
+    assert latency(str(above)) == pytest.approx(9e-6, rel=0.05), "the rest of what a table gives is kept"
+    above.write_text('include = "base.toml"\nbandwidth = "@none.txt"\n')
+    assert main(["machine", str(above)]) == 2
+    assert f"machine file {above}: bandwidth @{tmp_path / 'none.txt'}: No such file" in capsys.readouterr().err

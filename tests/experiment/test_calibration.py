@@ -236,7 +236,7 @@ WRONG = [
      "bandwidth '5e7 bytes' not understood; expected bytes/s, such as 1.25e9 or 1.25GB/s, or bits/s, such as "
      "10Gbps"),
     ('{"bandwidth": [5e7]}', "bandwidth [50000000.0] of type list; expected a number of bytes/s > 0"),
-    ('{"reduction": "x"}', "reduction 'x' of type str; expected a number of s/byte >= 0"),
+    ('{"reduction": "x"}', "reduction 'x' of type str; expected a finite number of s/byte >= 0"),
     ('{"cores": "2"}', "cores '2' of type str; expected a whole number, at least 1, or None"),
     ('{"cores": 1.5}', "cores 1.5 of type float; expected a whole number"),
     ('{"cores": true}', "cores True of type bool; expected a whole number"),
