@@ -73,11 +73,16 @@ def on_devices(machine: Machine) -> bool:
 
 def paces(machine: Machine, workers: int) -> list[float]:
     """Relative speeds of the workers, from `speeds` and from rates or mean times."""
-    times = each(machine)
+    times, speeds = each(machine), [machine.speed(i) for i in range(workers)]
+    if len(times) < 2:
+        return speeds
     if len({type(time) for time in times}) > 1:
         raise ValueError(f"compute {written(machine.compute)} mixes devices and times; expected one kind")
-    known = [time.rate if isinstance(time, Device) else 1 / time.mean for time in times]
-    return [machine.speed(i) * (known[i] if len(times) > 1 else 1.0) for i in range(workers)]
+    known = [time.rate if isinstance(time, Device) else time.mean and 1 / time.mean for time in times]
+    if 0 in known:
+        raise ValueError(f"compute {written(machine.compute)} gives worker {known.index(0)} no finite speed; "
+                         "expected a mean time > 0 for each worker")
+    return [speed * pace for speed, pace in zip(speeds, known)]
 
 
 def priced(machine: Machine, work: Sequence[float], nbytes: float) -> Machine:

@@ -42,6 +42,12 @@ def test_what_is_no_batch_is_refused(batch, says):
         batches_of(batch, 2, PANI)
 
 
+def test_gradients_of_no_time_have_a_speed_only_if_they_are_alike():
+    assert batches_of("auto:21", 2, PANI.with_(compute=0)) == [20, 1]
+    with pytest.raises(Usage, match=r"fixed\(0\) gives worker 1 no finite speed; expected a mean time > 0 for each"):
+        batches_of("auto:21", 2, FIXED.with_(compute="20ms; 0"))
+
+
 speeds = st.lists(st.floats(0.05, 50), min_size=1, max_size=8)
 
 

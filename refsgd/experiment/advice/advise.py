@@ -170,6 +170,9 @@ def _check(machine: Machine, work: float, memory_limit: float | None, staleness_
     if machine.compute is None:
         raise Usage("the machine has no distribution of compute times; expected --compute DIST, or --flops "
                     "and --rate")
+    if any(getattr(time, "mean", 1.0) == 0 for time in prices.each(machine)):
+        raise Usage(f"compute {written(machine.compute)} of mean 0, to which advice compares all other time; "
+                    "expected a mean time > 0 for each worker")
     if machine.loads:
         raise Usage("advice extrapolates a short run to a pass, which loads change on the way; expected a "
                     "machine without loads")
