@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,13 @@ class Device:
         parts += [f"{self.memory / 1e9:g}GB/s"] if self.memory < math.inf else []
         parts += [str(self.noise)] if self.noise != ALWAYS else []
         return f"device({','.join(parts)})"
+
+    @property
+    def exact(self) -> str:
+        """The text that `parse` reads as the same device, with every digit."""
+        numbers = [self.rate, self.overhead, *([self.memory] if self.memory < math.inf else [])]
+        noise = [self.noise.exact] if self.noise != ALWAYS else []
+        return f"device({','.join([*map(units.exact, numbers), *noise])})"
 
     def seconds(self, work: float, nbytes: float = 0.0) -> float:
         """Mean seconds of a gradient of `work` floating-point operations for a model of `nbytes`."""
@@ -153,11 +160,11 @@ def as_time(name: str, value: Any) -> Time:
     return found
 
 
-def written(times: Times) -> str:
-    """The text that `as_times` reads."""
+def written(times: Times, text: Callable[[Any], str] = str) -> str:
+    """Times in the form that `as_times` reads; `text` writes each: as `Distribution.exact`, or shorter."""
     each = times if isinstance(times, tuple) else (times,)
     runs = [(time, len(list(equal))) for time, equal in itertools.groupby(each)]
-    return "; ".join(f"{count}x {time}" if count > 1 else str(time) for time, count in runs)
+    return "; ".join(f"{count}x {text(time)}" if count > 1 else text(time) for time, count in runs)
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,11 @@ class Distribution:
         return f"{self.family}({','.join(each)})"
 
     @property
+    def exact(self) -> str:
+        """The text that `parse` reads as the same distribution, with every digit and parameter."""
+        return f"{self.family}({','.join(map(units.exact, self.parameters))})"
+
+    @property
     def mean(self) -> float:
         """E[T] in seconds; of replayed times, over a whole round of their list."""
         if self.family in LISTS:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
 _PREFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -105,11 +105,15 @@ def slowed(texts: Iterable[str], speeds: Sequence[float], workers: int | None = 
                  for i in range(max(count, len(speeds))))
 
 
-def written(speeds: Sequence[float]) -> str:
-    """The text that `speeds` reads, with long runs of equal speeds abbreviated."""
-    runs = [(speed, len(list(equal))) for speed, equal in itertools.groupby(speeds)]
-    return ",".join(f"{count}x{speed:g}" if count > 3 else ",".join([f"{speed:g}"] * count)
-                    for speed, count in runs)
+def exact(number: float) -> str:
+    """The text that `float` reads as the same number: in six digits if they suffice."""
+    return short if float(short := f"{number:g}") == number else repr(number)
+
+
+def written(speeds: Sequence[float], number: Callable[[float], str] = "{:g}".format) -> str:
+    """The text that `speeds` reads, with long runs of equal speeds abbreviated; `number` writes each."""
+    runs = [(number(speed), len(list(equal))) for speed, equal in itertools.groupby(speeds)]
+    return ",".join(f"{count}x{speed}" if count > 3 else ",".join([speed] * count) for speed, count in runs)
 
 
 def as_time(seconds: float) -> str:

@@ -525,6 +525,8 @@ def test_times_are_in_hours_not_in_powers_of_ten(capsys, ring_only):
 def test_wrong_use():
     with pytest.raises(ValueError, match="workers 0"):
         advise(CLUSTER, parameters=1, workers=0)
+    with pytest.raises(ValueError, match=r"fixed\(1\); fixed\(0\) of mean 0, to which advice compares all other time"):
+        advise(CLUSTER.with_(compute="1; 0"), parameters=1, workers=2)
     with pytest.raises(ValueError, match="no distribution of compute times"):
         advise(Machine(), parameters=1, workers=2)
     assert main(["advise"]) == 2
@@ -565,16 +567,16 @@ def test_the_commands_it_gives_run(capsys):
     capsys.readouterr()
 
 
-FULL = Machine("fixed(0.1)", latency=1e-5, bandwidth=1e9, duplex="half", update="2ms", hosts="cyclic:4", groups="2x2",
-               inside="10us,32GB/s,half", uplink=Link(0.0123456789, 1.25e8), speeds=(1, 1, 2, 1), server_speeds=(1, 0.5),
+FULL = Machine(f"2x empirical({','.join(map(str, range(1, 10)))}); fixed(0.123456789); 1", latency=1e-5, bandwidth=1e9, duplex="half", update=0.00123456789, hosts="cyclic:4", groups="2x2",
+               inside="10us,32GB/s,half", uplink=Link(0.0123456789, 1.25e8), speeds=(1, 1, 2, 1 / 3), server_speeds=(1, 0.5),
                loads="worker1: 1@0, 3@30; server0: 2@1")
-PLAIN = Machine("fixed(0.1)", latency=1e-5, bandwidth=1e9)
+PLAIN = Machine("device(1.23456789TFLOPS,0,1GB/s,lognormal(1,0.123456789))", latency=1e-5, bandwidth=1e9)
 
 
 @pytest.mark.parametrize(("base", "machine"), [*permutations((FULL, PLAIN, PLAIN.with_(colocated=True)), 2)])
 def test_flags_turn_one_machine_into_another(base, machine, monkeypatch):
     """Whatever one of them has and the other has not."""
-    experiment = prepare("bsp", net="shapes:1000", data="none", workers=4, servers=2, steps=2, machine=machine)
+    experiment = prepare("bsp", net="shapes:tiny", data="none", workers=4, servers=2, steps=2, machine=machine)
     monkeypatch.setattr("refsgd.cli.options.load_timed", lambda _: (base, None))
     line = ["run", "bsp", *shlex.split(_flags(experiment, "base", base))]
     assert machine_of(parsed(line)) == machine

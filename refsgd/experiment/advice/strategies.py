@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import ceil, inf, nan
+from operator import attrgetter
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -191,7 +192,7 @@ def _batches(c: Candidate, case: Case) -> tuple[int, ...]:
 def _batch(c: Candidate, case: Case) -> str:
     """The batch as the command line reads it."""
     batches = _batches(c, case)
-    return units.written(batches if len(set(batches)) > 1 else batches[:1])
+    return units.written(batches if len(set(batches)) > 1 else batches[:1], str)
 
 
 def _prepared(c: Candidate, case: Case, q: Question, steps: int) -> Experiment:
@@ -354,7 +355,7 @@ def _text(name: str, value: Any) -> str:
     if value in (None, "", ()):
         return "none"
     if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        return units.exact(value)
 
     def link(link: Link) -> str:  # in few digits where these are exact
         short = str(link).removesuffix(" duplex")
@@ -362,8 +363,9 @@ def _text(name: str, value: Any) -> str:
 
     writers: dict[str, Callable[[Any], str]] = {
         "hosts": lambda hosts: hosts if isinstance(hosts, str) else "; ".join(map(",".join, hosts)),
-        "compute": devices.written, "groups": placement.written_groups, "speeds": units.written,
-        "server_speeds": units.written, "inside": link, "uplink": link,
+        "compute": lambda times: devices.written(times, attrgetter("exact")), "update": attrgetter("exact"),
+        "groups": placement.written_groups, "inside": link, "uplink": link,
+        **dict.fromkeys(("speeds", "server_speeds"), lambda speeds: units.written(speeds, units.exact)),
         "overhead": lambda o: f"{o.fixed!r},{o.per_byte!r}/B",
         "loads": lambda loads: "; ".join(f"{load.node}: {load.steps}" for load in loads)}
     return writers.get(name, str)(value)
