@@ -249,6 +249,8 @@ def carry_out(options: RunOptions) -> Result:
 
 def resumed(options: RunOptions, place: str | Path) -> tuple[RunOptions, Experiment, list[Record]]:
     """The options, experiment and records of the run at `place`; refuses options that disagree with it."""
+    if options.problem is not None:
+        raise Usage("resume with your own problem, which no record describes; expected a run of data and net")
     start = stored(place)
     (name, function), header = deployment_function(options.algorithm), start[0].header
     if header["algorithm"] != (catalogue_name(function) or options.algorithm):

@@ -11,6 +11,7 @@ import sys
 import time
 import zlib
 
+import numpy as np
 import pytest
 
 import refsgd
@@ -292,6 +293,8 @@ def test_only_the_same_run_continues(folder):
         refsgd.run("bsp", resume=folder, lr=0.1)
     with pytest.raises(Usage, match="by the runtime simulator"):
         refsgd.run("bsp", resume=folder, runtime="processes")
+    with pytest.raises(Usage, match="resume with your own problem, which no record describes"):
+        refsgd.run("bsp", refsgd.Problem(np.ones(2, np.float32), lambda x, rank, t: x, lambda x: 0.0), resume=folder)
     with pytest.raises(Usage, match="no record at"):
         refsgd.run("bsp", resume=folder / "nowhere")
     assert refsgd.run("bsp", resume=folder, lr=0.05, steps=45).measured["updates"] == 45

@@ -30,7 +30,7 @@ from refsgd.trace.schema import json_text
 
 WORKERS = 8  #: of a race, unless their number is given
 #: arguments that sequential SGD has in common with the others, for the reference lines
-ALIKE = ("data", "net", "momentum", "weight_decay", "optimiser", "validation")
+ALIKE = ("data", "net", "momentum", "weight_decay", "optimiser", "validation", "start", "schedule", "warmup")
 #: rates that a tuning tries, on average; what a run costs by what the first run of a tuning does
 RATES, TYPICAL = 5.2, 0.85
 SMALL = 100_000  #: parameters of a net whose rates are those of `tune.START`

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import refsgd
@@ -203,6 +204,13 @@ def test_the_reference_is_sequential_sgd_with_the_batch_of_a_worker():
     times = 4 / 0.015
     assert beside.references["linear speed-up of sequential SGD"] == pytest.approx(
         row.passes * row.per_pass / times)
+
+
+@pytest.mark.parametrize("rule", [{"warmup": 60}, {"schedule": "step(20,0.5)"}, {"start": "start.npy"}])
+def test_the_reference_has_the_training_of_the_others(rule, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("start.npy", refsgd.run("bsp", steps=3, lr=0.1).parameters)
+    assert small(["bsp"], **rule).references == small(["bsp", "sequential"], **rule).references
 
 
 def test_no_run_that_arrives_is_an_answer():
