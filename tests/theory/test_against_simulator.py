@@ -327,17 +327,17 @@ def test_options_at_fixed_times(name, options):
                                         "hierarchical", "double-tree"])
 @pytest.mark.parametrize("n", [2, 4, 6, 8])
 def test_collectives_of_the_library(collective, n):
-    """Every formula that is marked exact equals the simulated all-reduce; others are within 8 %, the double tree
-    of two peers, whose halves share a link, within a quarter."""
+    """Every formula that is marked exact equals the simulated all-reduce; others are within 8 %."""
     for latency, bandwidth, reduction in ((0.002, math.inf, 0.0), (0.001, 8e5, 0.0), (0.0005, 8e5, 2e-7)):
-        if collective == "rings" and reduction:
-            continue
         machine = Machine(compute="fixed(0.02)", latency=latency, bandwidth=bandwidth, reduction=reduction)
         p, (trace,) = catalogue_row("allreduce", machine, n, 6, 1, collective=collective)
+        if not p:
+            assert reduction and collective in ("rings", "double-tree")
+            continue
         step, seconds = p["seconds_per_iteration"], trace.seconds / 6
         if p["seconds"].kind == "exact":
             assert p["seconds"].value == pytest.approx(trace.seconds, rel=1e-6)
         else:
             assert collective in ("recursive-doubling", "halving-doubling", "tree", "double-tree")
-            assert step.value == pytest.approx(seconds, rel=0.25 if (collective, n) == ("double-tree", 2) else 0.08)
+            assert step.value == pytest.approx(seconds, rel=0.08)
         assert p["bytes_sent"].value == pytest.approx(sum(trace.bytes_sent.values()), rel=1e-3)

@@ -26,3 +26,21 @@ def test_exact_seconds_and_bytes_are_those_of_a_run(options):
                     known += 1
                     assert found[name].value == pytest.approx(run[name], rel=1e-9), (workers, size, name)
     assert known
+
+
+def test_ranks_that_run_ahead_make_a_figure_low():
+    """Halving and doubling of nine ranks was called exact for gamma = 0."""
+    machine = refsgd.Machine(compute="fixed(0.02)", latency=0.24, bandwidth=4e4)
+    told = {"workers": 9, "steps": 1, "net": "shapes:10000", "data": "none", "machine": machine,
+            "collective": "halving-doubling"}
+    found, run = refsgd.predict("allreduce", **told)["seconds"], refsgd.run("allreduce", **told).measured["seconds"]
+    assert found.kind == "approximation" and run > 1.01 * found.value
+
+
+@pytest.mark.parametrize("collective", ["recursive-doubling", "hierarchical", "ring", "tree"])
+@pytest.mark.parametrize("name", ["gpipe", "pipedream"])
+def test_replicas_of_a_stage_send_what_their_collective_does(name, collective):
+    """All sent as much as the ring."""
+    told = {"workers": 8, "stages": 2, "steps": 3, "collective": collective}
+    found = refsgd.predict(name, **told)["bytes_sent"]
+    assert found.kind == "exact" and found.value == refsgd.run(name, **told).measured["bytes_sent"]

@@ -9,6 +9,8 @@ from refsgd.cluster import prices
 from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.peers import fresh, repeat
 from refsgd.theory.estimate import certain
+from refsgd.theory.phenomena import collectives
+from refsgd.theory.phenomena.collectives import Link
 from refsgd.theory.phenomena.pipeline import Pipeline
 from refsgd.theory.prediction import DomainError, Figures, Prediction
 from refsgd.theory.setting import Setting, clocks, count, figures
@@ -17,12 +19,14 @@ from refsgd.theory.setting import Setting, clocks, count, figures
 def _figures(c: Setting, p: Pipeline, micro: int, step: Prediction | None = None,
              run: Prediction | None = None) -> Figures:
     """Times of equal stages, counts of the messages; `c` has the times of the stages."""
-    crossing, summed = p.sent(c.steps, micro), 2 * (p.replicas - 1) * sum(p.held) * c.steps
+    name = str(c.options.get("collective", "ring"))  # a hierarchical one sends as much as the ring
+    each = collectives.allreduce(name if name != "hierarchical" else "ring", p.replicas, 1, Link()).total
+    crossing, summed = p.sent(c.steps, micro), each * sum(p.held) * c.steps
     out = figures(c, step, run, c.steps, (crossing + summed) / c.steps)
     if p.replicas == 1:
         out["bytes_sent"] = count(crossing, "bytes", "2 x sum of what crosses the cuts")
     else:
-        told = "2 x sum of what crosses the cuts + steps x 2 (n - 1) M"
+        told = "2 x sum of what crosses the cuts + steps x what an all-reduce sends"
         out["bytes_sent"] = count(crossing + summed, "bytes", told, activations=crossing, gradients=summed)
     return out.without("stages wait for their neighbours only: all of it is the bubble", "idle_by_cause")
 

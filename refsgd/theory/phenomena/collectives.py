@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refsgd.cluster.distributions import Distribution
-from refsgd.theory.estimate import Estimate, Values, certain, check_count, sampled
+from refsgd.theory.estimate import Estimate, Uncovered, Values, certain, check_count, sampled
 from refsgd.theory.prediction import DomainError, Kind, Prediction, Side
 
 STEPS = 12_000  # of the ring, in one replica; a longer run is continued at its pace
@@ -115,17 +115,18 @@ def _power(n: int) -> tuple[int, int, int]:
 
 
 def halving_doubling(n: int, m: float, link: Link) -> Exchange:
-    """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back; exact for n = q or gamma = 0.
+    """Recursive halving, partners q/2, q/4, ..., 1 apart, then doubling back.
 
-    The first 2 (n-q) ranks fold in pairs before and unfold after.  Otherwise it is a lower bound, up to 13 %
-    low for n <= 32, because ranks that do not fold are ahead, and their messages occupy a late rank's link.
+    The first 2 (n-q) ranks fold in pairs before and unfold after.  Exact if all ranks fold but one, or none,
+    or at least q/4 pairs and gamma = 0; otherwise a lower bound, up to 13 % low for n <= 32, because ranks
+    that do not fold are ahead, and their messages occupy a late rank's link.
     """
     q, log, f = _power(n)
-    half = (q - 1) / q
+    half, pairs = (q - 1) / q, n - q
     return _linear(m, link, 2 * (log + f), 2 * half + 2 * f, half + f,
                    "2 (log2 q + f) alpha + (2 (q-1)/q + 2 f) w + ((q-1)/q + f) M gamma",
                    "Rabenseifner 2004; Thakur et al. 2005", 2 * (n - 1),
-                   "lower" if f and m * link.reduction else "")
+                   "lower" if 0 < pairs < q - 1 and (m * link.reduction or pairs < q / 4) else "")
 
 
 def recursive_doubling(n: int, m: float, link: Link) -> Exchange:
@@ -163,15 +164,17 @@ def tree(n: int, m: float, link: Link) -> Exchange:
 
 
 def double_tree(n: int, m: float, link: Link, chunk: float | None = None) -> Exchange:
-    """Two binary trees, each for half the vector, pipelined in chunks; an approximation, up to a third low.
+    """Two binary trees, each for half the vector, pipelined in chunks, for gamma = 0; an approximation, up to
+    a third low.
 
     Each chunk, by default an eighth of a tree's half, travels up and down ceil(log2 n) levels, and every node
-    sends the whole vector up and down once.
+    sends the whole vector up and down once.  Two peers send each half once.
     """
     levels, piece = (n - 1).bit_length(), m / 16 if chunk is None else chunk
-    return _priced(2 * levels * link.latency, 2 * levels * link.wire(piece) + 2 * link.wire(m), 0.0,
-                   "2 ceil(log2 n) (alpha + m beta) + 2 w", "Sanders, Speck, Traeff 2009",
-                   2 * (n - 1) * m, "approximation")
+    wire = 2 * levels * link.wire(piece) + 2 * link.wire(m) if n > 2 else link.wire(m)
+    return _priced(2 * levels * link.latency, wire, 0.0,
+                   "2 ceil(log2 n) (alpha + m beta) + 2 w; for n = 2, 2 alpha + w",
+                   "Sanders, Speck, Traeff 2009", 2 * (n - 1) * m, "approximation")
 
 
 def torus(columns: int, rows: int, nbytes: float, link: Link) -> Exchange:
@@ -245,9 +248,11 @@ def allreduce(collective: str, workers: int, nbytes: float, link: Link, *, rings
         raise DomainError(f"collective {collective!r}; expected one of {', '.join(ALLREDUCE)}, rings, torus")
     if workers == 1:
         return NOTHING
-    if name == "rings" and not link.reduction:  # otherwise one ring, in which nothing hides the reductions
+    if name in ("rings", "double-tree") and nbytes * link.reduction:
+        raise Uncovered(f"no formula of {name} covers reductions, which its pieces hide in part")
+    if name == "rings":
         return several_rings(workers, nbytes, link, rings or 2)
-    return ALLREDUCE.get(name, ring)(workers, nbytes, link)
+    return ALLREDUCE[name](workers, nbytes, link)
 
 
 @dataclass(frozen=True)
