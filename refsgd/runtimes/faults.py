@@ -204,6 +204,7 @@ class Plan:
         self._steps: Counter[str] = Counter()
         self._slower: dict[str, float] = {}
         self._later = self.delays = dict[tuple[str, str], float]()  # so far
+        self._left: dict[tuple[str, str], float] = {}  # when the last late message of each channel had left
 
     def begins(self, node: str, kind: str,
                piece: tuple[str, int, float, bool, bool] | None = None) -> list[Fault]:
@@ -225,9 +226,13 @@ class Plan:
         """The factor by which a node's computing takes longer."""
         return self._slower.get(node, 1.0) if self._slower else 1.0
 
-    def later(self, node: str, to: str) -> float:
-        """The seconds by which a node's messages to another arrive later."""
-        return self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0) if self._later else 0.0
+    def late(self, node: str, to: str, start: float, seconds: float) -> float:
+        """When a message leaves that would at `start`, for `seconds`: the order of a channel stays."""
+        if self._later:
+            start += self._later.get((node, ""), 0.0) + self._later.get((node, to), 0.0)
+            start = max(start, self._left.get((node, to), 0.0))
+            self._left[node, to] = start + seconds
+        return start
 
 
 def why_over(dead: Collection[str], role: Mapping[str, str]) -> str:

@@ -145,8 +145,8 @@ class Linked(Engine):
 
     def _post(self, task: Task, to: str, body: Any, number: int, nbytes: int, start: float) -> None:
         """Send a message that begins to leave at `start`; a fault delays it if it uses links."""
-        if self._faults.delays and self._ways[task.node, to]:
-            start += self._faults.later(task.node, to)
+        if self._faults.delays and (way := self._ways[task.node, to]):
+            start = self._faults.late(task.node, to, start, nbytes * way[0].byte_time)
         self._enters(start, (to, task.node, body, number, nbytes, 0))
 
     def _enters(self, start: float, message: tuple[str, str, Any, int, int, int]) -> None:

@@ -133,7 +133,8 @@ def test_a_plan_counts_gradients_of_workers_and_updates_of_servers():
             for kind in ("gradient", "update", "gradient", "gradient")] == [False, False, True, False]
     assert plan.slower("server0") == 1.0 and plan.begins("server0",
                                                          "update") == [] and plan.slower("server0") == 3.0
-    assert plan.later("worker0", "server0") == 0.5 and plan.later("worker0", "worker1") == 0.0
+    assert plan.late("worker0", "server0", 1.0, 0.2) == 1.5 and plan.late("worker0", "worker1", 1.0, 0.2) == 1.0
+    assert plan.late("worker0", "server0", 1.1, 0.2) == 1.7, "as one message after the other leaves"
 
 
 # -- times ---------------------------------------------------------------------------------------------------
@@ -215,6 +216,25 @@ def test_an_unpaced_process_is_slowed_and_its_messages_delayed():
     assert before < 0.05 <= after
     (*_, before), (*_, after) = halves(Fault("pause", "worker0", 10, 0.8))
     assert before < 0.8 <= after
+
+
+class Overtaking(Plan):
+    """A wrong one: a message that is less late passes one that is more."""
+
+    def late(self, node, to, start, seconds):
+        self._left.clear()
+        return super().late(node, to, start, seconds)
+
+
+@pytest.mark.filterwarnings("ignore:real computing overran")
+def test_of_a_delay_that_ends_the_messages_keep_their_order(monkeypatch):
+    def parameters(*plan, runtime="simulator"):
+        return run("dpsgd", steps=10, workers=4, machine=LINK, faults=plan, runtime=runtime).parameters_sha256
+
+    plan = ["delay peer 1 at step 2 by 0.2", "delay peer 1 at step 3 by 0"]
+    assert parameters() == parameters(*plan) == parameters(*plan, runtime="processes")
+    monkeypatch.setattr("refsgd.runtimes.simulator.Plan", Overtaking)
+    assert parameters(*plan) != parameters()
 
 
 # -- deaths --------------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class Driver(Linked):
             nbytes, now = payload_bytes(fields), self.clock()
             if self._emulated or stamp > now:
                 if way := self._ways[channel]:
-                    self._left[src] = stamp + nbytes * way[0].byte_time
+                    self._left[src] = max(stamp + nbytes * way[0].byte_time, self._left.get(src, 0.0))
                 self._enters(stamp, (to, src, fields, number, nbytes, tag))
             else:  # it arrives now
                 self._arrived.append((to, Envelope(src, tag, fields, number, now, nbytes)))
@@ -362,9 +362,10 @@ class Driver(Linked):
             self._sent_to[there] += 1
             self._words.messages_sent += 1
             self._words.bytes_sent += nbytes
+            if self._faults.delays:
+                start = self._faults.late(src, to, start, nbytes * self._ways[src, to][0].byte_time)
             try:
-                self.transport.post(there, body, task.rank, self.rank[to], number,
-                                    start + self._faults.later(src, to))
+                self.transport.post(there, body, task.rank, self.rank[to], number, start)
             except TypeError as error:
                 raise TypeError(f"{src}: {line_of(task.program)} sends {error}") from None
 
