@@ -14,7 +14,7 @@ import numpy as np
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.units import bytes_per_second, seconds
 from refsgd.experiment.arguments import Usage, check_kind, check_whole, checked, options_of, suggestion
-from refsgd.experiment.functions import Algorithm, deployment_function, listed, shared
+from refsgd.experiment.functions import Algorithm, deployment_function, is_place, listed, shared
 from refsgd.experiment.options import unused
 from refsgd.experiment.prepare import DEFAULT_MACHINE, prepare
 from refsgd.trace.metrics import METRICS
@@ -91,7 +91,11 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                     + suggestion(metric, known))
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
     stated, chosen = arguments.pop("stated", ()), listed(algorithms)
-    named = [deployment_function(algorithm) for algorithm in chosen]
+    named = [(a if is_place(a) else name, function)
+             for a in chosen for name, function in [deployment_function(a)]]
+    names = [name for name, _ in named]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise Usage(f"algorithms: {twice} appears twice; expected another name for each curve")
     takes = [facts_of(function).served if quantity == "servers" else
              quantity != "staleness" or "staleness" in options_of(function) for _, function in named]
     if not any(takes):

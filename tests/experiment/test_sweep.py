@@ -35,6 +35,15 @@ def test_ranges():
             parse_range(wrong)
 
 
+def test_algorithms_of_one_name_have_a_curve_each(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from refsgd.algorithms import CATALOGUE\n\n\ndef bsp(*given):\n    return CATALOGUE['bsp'](*given)\n")
+    monkeypatch.chdir(tmp_path)
+    found = sweep(["bsp", "mine.py:bsp"], "workers", [1, 2], machine=FAST, steps=10)
+    assert {name: len(curve) for name, curve in found.curves.items()} == {"bsp": 2, "mine.py:bsp": 2}
+    with pytest.raises(ValueError, match="bsp appears twice"):
+        sweep(["bsp", "asp", "BSP"], "workers", [1, 2])
+
+
 def test_an_algorithms_own_options_hold_in_a_sweep(capsys):
     """Of one algorithm alone: beside others it would not be clear whose they are."""
     curves = []
