@@ -221,15 +221,15 @@ def test_a_wrong_number_of_ranks_is_one_line():
         "--workers"]
 
 
-def test_a_record_that_cannot_be_written_is_one_line_over_mpi():
+@pytest.mark.parametrize(("record", "code", "says"), [
+    ("/proc/nope", 2, "cannot be written (No such file or directory); expected the name of a file that you may write"),
+    ("/dev/full", 1, "could not be written (No space left on device); expected more free space")])
+def test_a_record_that_cannot_be_written_is_one_line_over_mpi(record, code, says):
     """Of rank 0; the others do not wait for it."""
-    done = refsgd_run(3, "bsp", "--data", "integers", "--steps", "5", "--compute", "none", "--record",
-                      "/proc/nope")
-    assert done.returncode == 2
+    done = refsgd_run(3, "bsp", "--data", "integers", "--steps", "5", "--compute", "none", "--record", record)
+    assert done.returncode == code
     said = [line for line in done.stderr.splitlines() if line.startswith("refsgd:")]
-    assert said == [
-        "refsgd: the record /proc/nope cannot be written (No such file or directory); expected the name of "
-        "a file that you may write"]
+    assert said == [f"refsgd: the record {record} {says}"]
 
 
 DIES = """

@@ -124,9 +124,9 @@ def in_order(make: Callable[[bool], Made], runtime: str = "mpi") -> Made:
         if comm.rank == 0:
             try:
                 first = make(True)
-            except OSError as found:
+            except Exception as found:
                 error = found
-        error = comm.bcast(error)  # otherwise the others would never return
+        error = comm.bcast(error)  # otherwise the others would wait for it
         if error is not None:
             raise error
         return first if first is not None else make(False)
