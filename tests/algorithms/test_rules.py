@@ -18,7 +18,7 @@ OPTIONS = {"softsync": {"splitting": 2}, "downpour": {"push_every": 4}, "backup-
 
 def rates(name, **arguments):
     """Every (update, factor) that a simulated run asks its schedule for."""
-    experiment = prepare(name, **{**SMALL, **OPTIONS.get(name, {}), **arguments})
+    experiment = prepare(name, **SMALL, **arguments)
     seen, schedule = set(), experiment.sgd.schedule
 
     def spied(t):
@@ -31,12 +31,30 @@ def rates(name, **arguments):
 
 @pytest.mark.parametrize("name", having(lambda facts: not facts.unscheduled and facts.updates is not depends))
 def test_a_cosine_ends_with_the_last_update_of_every_algorithm(name):
-    seen = rates(name, schedule="cosine")
+    ends(name, OPTIONS.get(name, {}))
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("async-diloco", {"dylu": True, "period": 3}), ("async-rl", {"gradients": 3}), ("approximate", {"centers": 3})])
+def test_a_cosine_ends_with_the_last_update_whatever_the_options(name, options):
+    ends(name, options)
+
+
+def ends(name, options):
+    """Whether the rates of a run are those of a cosine over the updates that it makes."""
+    seen = rates(name, schedule="cosine", **options)
     if name == "downpour":  # a worker's last local steps use the rate of the update that comes next
         seen = [(t, f) for t, f in seen if f]
     last, count = seen[-1][0], seen[-1][0] + 1
     assert last > 0 and [t for t, _ in seen if t == 0], "from update 0 on"
     assert [f for _, f in seen] == pytest.approx([(1 + math.cos(math.pi * t / count)) / 2 for t, _ in seen])
+
+
+@pytest.mark.parametrize(("name", "options"), [("approximate", {"local": "asp"}), ("approximate", {"local": "ssp"}),
+                                               ("async-rl", {"order": "completion", "filter": True})])
+def test_a_cosine_without_a_length_is_refused_where_only_the_run_counts_its_updates(name, options):
+    with pytest.raises(Usage, match=r"known at its end; expected cosine\(updates\)"):
+        prepare(name, schedule="cosine", **SMALL, **options)
 
 
 def test_the_cosine_by_hand():

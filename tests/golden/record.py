@@ -20,7 +20,7 @@ from typing import Any
 
 import refsgd
 from refsgd.algorithms import CATALOGUE
-from refsgd.algorithms.facts import depends, facts_of
+from refsgd.algorithms.facts import facts_of
 from refsgd.experiment.prepare import prepare
 from refsgd.experiment.result import final_parameters, parameters_sha256
 from refsgd.problems import integer_gradients
@@ -156,9 +156,11 @@ def real(algorithm: str, options: dict[str, Any], runtime: str) -> dict[str, Any
     common = {"data": "integers", "workers": 4, "steps": 6, "lr": 0.25, **options}
     machines = (QUICK, 0), (QUICK, 1), (QUICK.with_(speeds=(1,) if algorithm == "sequential" else (1, 0.2, 5, 1)), 2)
     result = refsgd.run(algorithm, machine=QUICK, runtime=runtime, **common)
-    finals = {refsgd.run(algorithm, machine=machine, seed=seed, **common).parameters_sha256 for machine, seed in machines}
-    counts = facts_of(CATALOGUE[algorithm], options).updates is not depends
-    return ({"updates": result.measured["updates"]} if counts else {}) | (
+    runs = [refsgd.run(algorithm, machine=machine, seed=seed, **common) for machine, seed in machines]
+    function = CATALOGUE[algorithm]
+    known = facts_of(function, options).updates(4, 6, {**(function.__kwdefaults__ or {}), **options}) is not None
+    counts, finals = {run.measured["updates"] for run in runs}, {run.parameters_sha256 for run in runs}
+    return ({"updates": result.measured["updates"]} if known and len(counts) == 1 else {}) | (
         {"parameters": result.parameters_sha256[:16]} if len(finals) == 1 else {})
 
 

@@ -33,7 +33,7 @@ from __future__ import annotations
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_fragments, check_outer, mixed
 from refsgd.algorithms.averaging.syncer import Done, Global, Pull, Push, Rule, syncer
-from refsgd.algorithms.facts import REPLICAS, declare, depends, one_of
+from refsgd.algorithms.facts import REPLICAS, declare, one_of
 from refsgd.algorithms.parts import Objective, deploy, some
 from refsgd.algorithms.sgd import SGD
 from refsgd.collectives.parts import chunks
@@ -72,7 +72,7 @@ def learner(rank: int, syncer: str, problem: Objective, sgd: SGD, steps: int, fr
     return x
 
 
-@declare(REPLICAS, collects=True, updates=depends, lost="what it has done since its last answer",
+@declare(REPLICAS, collects=True, lost="what it has done since its last answer",
          mean_of="a merge has as many learners as are in time",
          no_formula="how many rounds there are, and who is in time, depends on the schedule",
          recursion="moves of several steps, of which those that come late are dropped")

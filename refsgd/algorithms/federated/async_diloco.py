@@ -29,7 +29,6 @@ Liu et al., "Asynchronous local-SGD training for language modeling", arXiv:2401.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -37,7 +36,7 @@ import numpy as np
 
 from refsgd.algorithms.averaging.local_sgd import check_period
 from refsgd.algorithms.averaging.outer import check_outer
-from refsgd.algorithms.facts import Facts, Options, declare, depends, each_step, one_of
+from refsgd.algorithms.facts import Options, declare, one_of
 from refsgd.algorithms.federated import any_time
 from refsgd.algorithms.federated.clients import Trained, client
 from refsgd.algorithms.parts import Objective, Shard, deploy
@@ -79,14 +78,8 @@ def needs(options: Options, workers: int) -> dict[str, str]:
     return {option: asked for option, asked in found.items() if asked}
 
 
-def facts(options: Options) -> Facts:
-    """FedBuff's; with DyLU the number of jobs, which are updates, depends on the clients' speeds."""
-    return replace(any_time.ANY_TIME, mean_of="each client's move is applied alone", collects=False,
-                   needs=needs, lost="its job", formula="async_diloco",
-                   updates=depends if options["dylu"] else each_step)
-
-
-@declare(facts)
+@declare(any_time.ANY_TIME, mean_of="each client's move is applied alone", collects=False, needs=needs,
+         lost="its job", formula="async_diloco")
 def async_diloco(problem: Objective, workers: int, steps: int, sgd: SGD, *, period: int = 8,
                  buffer: int | None = None, outer_lr: float = 0.7, outer_momentum: float = 0.9,
                  spread: float = 0.0, rule: Rule = "delayed", dylu: bool = False) -> Deployment:

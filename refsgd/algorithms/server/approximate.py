@@ -115,6 +115,7 @@ def needs(options: Options, workers: int) -> dict[str, str]:
 
 @declare(Facts(
     ("servers", "groups"), needs=needs, because={"": "its servers choose the significant entries themselves"},
+    updates=lambda n, steps, options: steps if options["local"] == "bsp" else None,  # by a centre's workers
     mean_of="the updates of its data centres are added, which already multiplies the rate",
     lost="the gradient that it was computing", copies=True, formula="approximate", recursion=CHOOSES))
 def approximate(problem: Objective, workers: int, steps: int, sgd: SGD, servers: int = 1,

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from refsgd.algorithms.facts import Facts, Options, declare, depends, one_of
+from refsgd.algorithms.facts import Facts, Options, declare, one_of
 from refsgd.algorithms.parts import names
 from refsgd.algorithms.server.rennala import batch
 from refsgd.algorithms.server.rollout_gate import Admit, Done, actor, dispatcher
@@ -83,7 +83,8 @@ def needs(options: Options, workers: int) -> dict[str, str]:
 
 @declare(Facts(
     because={"": "its actors send samples, which become gradients at the trainer"},
-    needs=needs, dealt=True, updates=depends, mean_of=batch, collects=True, holds="pushed", recursion="waits",
+    needs=needs, dealt=True, mean_of=batch, collects=True, holds="pushed", recursion="waits",
+    updates=lambda n, steps, options: None if options["filter"] else -(-n * steps // batch(n, options)),
     no_formula="how long actors and trainer wait for each other depends on the order of completion"))
 def async_rl(problem: Any, workers: int, steps: int, sgd: SGD, *, ahead: float = 1,
              gradients: int | None = None, correct: Correct = "none", order: Order = "admission",
