@@ -13,10 +13,10 @@ from refsgd.effects import Array, Compute, Program
 LEAST = 1e-12  #: of the share of the loss that is left, so that rules may divide by it
 
 
-def check_interval(interval: float) -> None:
-    """Raise ValueError if an interval is neither a whole number of at least 1 nor infinite."""
+def check_interval(interval: float, name: str = "interval") -> None:
+    """Raise ValueError if a number of updates is neither whole and at least 1 nor infinite."""
     if not (interval >= 1 and (math.isinf(interval) or interval == int(interval))):
-        raise ValueError(f"interval {interval}; expected a whole number >= 1, or inf")
+        raise ValueError(f"{name} {interval}; expected a whole number >= 1, or inf")
 
 
 def unless_adapted(recursion: str) -> Callable[[Options], str]:

@@ -175,7 +175,7 @@ def test_a_trainer_that_recomputes_the_probabilities_is_caught():
     assert np.array_equal(results[1], final(async_rl.async_rl(problem, 3, 8, SGD(1.0)), FREE))
 
 
-@pytest.mark.parametrize("options", [{"ahead": -1}, {"ahead": math.nan}, {"gradients": 0}, {"correct": "no"}, {"order": "no"},
+@pytest.mark.parametrize("options", [{"ahead": -1}, {"ahead": math.nan}, {"ahead": 1.5}, {"gradients": 0}, {"correct": "no"}, {"order": "no"},
                                      {"correct": "is"}])
 def test_wrong_options_are_named(options):
     with pytest.raises(ValueError, match="expected"):

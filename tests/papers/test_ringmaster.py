@@ -129,7 +129,7 @@ def test_an_answer_with_an_old_model_is_caught():
     assert total == 2 * accepted  # the identity alone does not see it
 
 
-@pytest.mark.parametrize("threshold", [0, 0.5, -1])
+@pytest.mark.parametrize("threshold", [0, 0.5, -1, 2.5, math.nan])
 def test_a_wrong_threshold_is_named(threshold):
-    with pytest.raises(ValueError, match="expected at least 1"):
+    with pytest.raises(ValueError, match="expected a whole number >= 1, or inf"):
         deployed(3, 1, threshold)

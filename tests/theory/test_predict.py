@@ -307,3 +307,33 @@ def test_peers_that_ask_update_at_their_own_speed():
     found = refsgd.predict("pair-averaging", **told)["seconds_per_iteration"]
     assert found.value == pytest.approx(3 / (3.5 / 0.024)) and found.kind == "exact"
     assert refsgd.run("pair-averaging", **told).measured["seconds_per_iteration"] == pytest.approx(found.value)
+
+
+def test_a_center_is_as_slow_as_its_own_workers():
+    """All centres were as fast as the first one, unless speeds told them apart."""
+    machine = Machine(compute=("fixed(0.02)",) * 3 + ("fixed(0.1)",))
+    found = refsgd.predict("approximate", workers=4, steps=10, machine=machine, ahead=math.inf)["seconds"]
+    assert found.value == pytest.approx(1.0)
+
+
+def test_a_gradient_that_is_held_takes_no_update():
+    """A lone worker of Rennala paid for an update with each gradient."""
+    told = {"workers": 1, "gradients": 4, "steps": 100, "net": "shapes:1000", "data": "none",
+            "machine": Machine(compute="fixed(0.02)", update="fixed(0.005)")}
+    found = refsgd.predict("rennala", **told)["seconds"]
+    assert (found.kind, found.value) == ("simulated", pytest.approx(100 * 0.02 + 25 * 0.005))
+
+
+def test_the_last_of_random_updates_ends_the_run():
+    """Peers were taken to update in the mean time: 20 + 5 ms."""
+    machine = Machine(compute="fixed(0.02)", update="exponential(0.005)")
+    found = {n: predict("pair-averaging", machine, workers=n, nbytes=4000, steps=1)["seconds"] for n in (1, 4)}
+    assert (found[1].kind, found[1].value) == ("exact", pytest.approx(0.025))
+    assert (found[4].kind, found[4].value) == ("approximation", pytest.approx(0.02 + 0.005 * 25 / 12, rel=0.01))
+
+
+def test_one_step_of_backup_workers_is_one_step():
+    """It was evaluated as half of two: a worker that is late in the first one begins the second one late."""
+    found = predict("backup-workers", Machine(compute="exponential(1)"), workers=2, nbytes=4000, steps=1)
+    assert abs(found["seconds"].value - 1.5) <= 4 * found["seconds"].error  # of the later of two
+    assert found["bytes_sent"].value == 2 * 2 * 4000

@@ -106,8 +106,8 @@ def async_rl(problem: Any, workers: int, steps: int, sgd: SGD, *, ahead: float =
     """
     one_of("correct", correct, Correct)
     one_of("order", order, Order)
-    if not ahead >= 0:
-        raise ValueError(f"ahead {ahead}; expected at least 0")
+    if not ahead >= 0 or ahead % 1 > 0:  # inf % 1 is NaN
+        raise ValueError(f"ahead {ahead}; expected a whole number >= 0, or inf")
     if correct != "none" and problem.rollouts is None:
         raise ValueError(f"correct {correct} with samples that are gradients; expected none, or data bandit")
     ws, (server,) = names(workers, 1)

@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 
+from refsgd.algorithms.adapted import check_interval
 from refsgd.algorithms.facts import ONE_WORKER, SERVED, declare, depends
 from refsgd.algorithms.parts import Model, Objective, Push, Shard, deploy
 from refsgd.algorithms.sgd import SGD
@@ -58,7 +59,7 @@ def ringmaster(problem: Objective, workers: int, steps: int, sgd: SGD, servers: 
     threshold : int or inf, optional
         R >= 1: the delay at which a gradient is ignored, by default the number of workers.
     """
-    if threshold is not None and threshold < 1:
-        raise ValueError(f"threshold {threshold}; expected at least 1")
+    if threshold is not None:
+        check_interval(threshold, "threshold")
     return deploy(problem, workers, steps, sgd, servers, rotated, lambda shard, workers: server(
         shard, len(workers) * steps, len(workers) if threshold is None else threshold))

@@ -17,6 +17,7 @@ from refsgd.theory.prediction import Figures, Prediction
 from refsgd.theory.setting import TIMES, Setting, count, figures, unbounded
 
 SIMULATED = "no closed form: who is among the first depends on the order of arrival"
+SELDOM = "no closed form: only every B-th gradient takes an update"
 ALIKE = "equal exponential times; no network; long run"
 DUTTA = "Dutta et al. 2018"
 RINGLEADER = "Maranjyan and Richtarik 2026"
@@ -85,7 +86,7 @@ def rennala(c: Setting) -> Figures:
     size, out = c.whole("gradients", n), asp(c)
     if n == 1 and steady(c):
         out["updates"] = count(-(-c.steps // size), "updates", "ceil(steps / B)")
-        return out
+        return out.leave(SELDOM, *TIMES) if c.update and size > 1 else out
     _ignoring(c, out)
     if c.memoryless and steady(c):
         needed = gradients_of_rennala(n, size)

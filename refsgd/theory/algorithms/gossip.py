@@ -64,7 +64,8 @@ def _asking(c: Setting, exchange: float, asks: list[bool], updates: Sequence[flo
                                          "partner": 0.0 if math.isclose(value, free) else value - free},
                       "n / sum of rates; asking peers E[max(T, x)], asked peers E[T]", "Lian et al. 2018",
                       "asking peers do not meet at one partner")
-    run = _slowest(c, each, asks, (not exchange or not c.transfer) and len(set(updates)) == 1)
+    drawn = [u.variance if u and any(updates) else 0.0 for u in c.updates]
+    run = _slowest(c, each, asks, drawn, (not exchange or not c.transfer) and len(set(updates)) == 1)
     return figures(c, step, run, c.steps, sent, fresh()).without(RUN, "clock_gap_max", "lead_max")
 
 
@@ -79,13 +80,16 @@ def adpsgd(c: Setting) -> Figures:
                    2.0 * sum(asks) * c.nbytes)
 
 
-def _slowest(c: Setting, rounds: list[float], asks: list[bool], exact: bool) -> Prediction:
-    """A run in which peers wait only for partners: E[max of sums] of T, or of max(T, x) for asking peers."""
+def _slowest(c: Setting, rounds: list[float], asks: list[bool], drawn: list[float],
+             exact: bool) -> Prediction:
+    """A run in which peers wait only for partners: E[max of sums] of T, or of max(T, x) for asking peers, and
+    of updates, whose variances are `drawn`."""
     sums = []
-    for time, ask, each in zip(c.times, asks, rounds, strict=True):
-        exact = exact and (time.family == "fixed" or each == time.mean)
+    for time, ask, each, more in zip(c.times, asks, rounds, drawn, strict=True):
+        exact = exact and (each == time.mean or (time.family == "fixed" and not (more and c.workers > 1)))
         spread = time.variance * (time.mean / each) ** 2 if ask and math.isfinite(
             time.variance) and each else time.variance
+        spread += more
         total, closed = sum_of(time, c.steps)
         exact = exact and closed
         if each != time.mean:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from refsgd.cluster.distributions import Distribution
 from refsgd.theory.algorithms.asp import answered, asp, asp_seconds, read
 from refsgd.theory.algorithms.bsp import bsp, known
 from refsgd.theory.estimate import check_count
@@ -162,8 +163,8 @@ def approximate(c: Setting) -> Figures:
     sizes = [b - a for a, b in pairwise(edges)]
     if number == 1:
         return INSIDE[inside](c.with_options(refresh="fresh"))
-    speeds = {tuple(c.machine.speed(i) for i in range(a, b)) for a, b in pairwise(edges)}
-    alone = [INSIDE[inside](_center(c, speed)) for speed in sorted(speeds)]
+    alone = [INSIDE[inside](_center(c, times)) for times in
+             dict.fromkeys(tuple(c.times[a:b]) for a, b in pairwise(edges))]
     step: Prediction | None = None
     run = step
     if all("seconds" in found for found in alone):
@@ -185,10 +186,10 @@ def approximate(c: Setting) -> Figures:
     return out.without(SIGNIFICANT, "staleness_mean", "staleness_max", "clock_gap_max", "lead_max")
 
 
-def _center(c: Setting, speeds: Sequence[float]) -> Setting:
-    """The setting of one data centre."""
-    machine = c.machine.with_(speeds=tuple(speeds) if c.machine.speeds else (), colocated=False)
-    return replace(c.with_options(refresh="fresh"), workers=len(speeds), machine=machine)
+def _center(c: Setting, times: tuple[Distribution, ...]) -> Setting:
+    """The setting of one data centre, whose workers take these times."""
+    machine = c.machine.with_(compute=times, speeds=(), colocated=False)
+    return replace(c.with_options(refresh="fresh"), workers=len(times), machine=machine)
 
 
 def _bytes(c: Setting, out: Figures, sizes: Sequence[int], inside: str) -> None:

@@ -64,7 +64,7 @@ def evaluated(times: Sequence[Distribution], backups: int, steps: int, exchange:
     """
     n = len(times)
     check_width(n)
-    seen = max(min(steps, DRAWS // (32 * n)), 2)
+    seen = max(min(steps, DRAWS // (32 * n)), 1)
     replicas = 1 if certain(*times) else max(8, min(256, DRAWS // (n * seen)))
     drawn = sampled(np.random.default_rng(SEED), times, replicas, seen)
     now, free, ends = np.zeros((replicas, 1)), np.zeros((replicas, n)), np.zeros((replicas, seen))
