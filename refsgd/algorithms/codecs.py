@@ -211,7 +211,7 @@ class DGC(Sparse):
 
     masking: bool = True  #: clear the velocity of entries that are sent
     nesterov: bool = False
-    clip: float = math.inf  #: of the norm of the gradient of all n workers; each clips at clip / sqrt(n)
+    clip: float = math.inf  #: of the norm of the mean of n workers' gradients; each clips its own at clip sqrt(n)
     warmup: int = 0  #: epochs in which 1/4, 1/16, 1/64, ... of the entries are sent
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -242,7 +242,7 @@ class DGC(Sparse):
         """The gradient at x, clipped, with weight decay."""
         # in float64, which squares of float32 do not overflow: at an infinite norm g would become 0
         if self.clip < math.inf and (norm := math.sqrt(np.sum(np.square(g, dtype=float)))) > 0:
-            g = g * g.dtype.type(min(1, self.clip / math.sqrt(self.ranks) / norm))
+            g = g * g.dtype.type(min(1, self.clip * math.sqrt(self.ranks) / norm))
         return g + np.float32(self.weight_decay) * x
 
     def parts(self, d: int, t: int | None) -> tuple[list[tuple[slice, int]], list[slice]]:

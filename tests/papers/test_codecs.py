@@ -435,11 +435,15 @@ def test_dgc_warms_up_as_the_paper_does():
 
 
 def test_dgc_clips_each_gradient_at_its_share_of_the_norm():
-    """Section 3.3: the threshold times n^-1/2, before momentum and weight decay."""
+    """Section 3.2: the threshold times n^-1/2 for 1/n of a gradient, so times n^1/2 for the whole one; before momentum
+    and weight decay.  Independent gradients whose mean is as long as the threshold stay as they are."""
     how = codec("dgc:0.1,clip=2", sgd=SGD(0.1, 0.9, 0.5), ranks=4)
     g, x = np.float32([3, 4]), np.float32([2, 2])
-    assert np.allclose(how.ready(g, x), g / 5 * 1 + 0.5 * x)
+    assert np.allclose(how.ready(g, x), g / 5 * 4 + 0.5 * x)
     assert np.allclose(how.ready(g / 100, x), g / 100 + 0.5 * x), "what is small stays as it is"
+    independent = 4 * np.eye(4, dtype=np.float32)
+    assert np.linalg.norm(independent.mean(axis=0)) == 2
+    assert all(np.allclose(how.ready(each, 0 * each), each) for each in independent)
 
 
 # -- parts and texts -------------------------------------------------------------------------------------------

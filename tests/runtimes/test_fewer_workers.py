@@ -79,13 +79,13 @@ def test_a_cosine_ends_with_the_last_update_of_those_that_are_left(name, updates
 
 
 def test_limits_of_codecs_are_those_of_the_ranks_that_are_left():
-    """Sums over three ranks may be larger, and a gradient of each is clipped at clip / sqrt(3); sparsity and random
+    """Sums over three ranks may be larger, and a gradient of each is clipped at clip sqrt(3); sparsity and random
     places count on from the steps before."""
     fp16, dgc = (rest("allreduce", compress=text).problem.exchange.codec for text in ("fp16", "dgc:0.1,clip=3,warmup=2"))
     assert (fp16.rule.ranks, dgc.rule.ranks) == (3, 3)
     g = np.full(1, 20_000, np.float32)  # above 65504 / 4, below 65504 / 3
     assert fp16.decode(fp16.encode(fp16.start(1), g, fp16.key(0, 0))[0], 1) == pytest.approx(20_000, rel=1e-3)
-    assert dgc.ready(g, 0 * g) == pytest.approx(3 / math.sqrt(3))
+    assert dgc.ready(g, 0 * g) == pytest.approx(3 * math.sqrt(3))
     assert dgc.key(1, 2) == (0, 1, 6, 0)
 
 
