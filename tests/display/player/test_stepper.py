@@ -379,7 +379,7 @@ def test_an_open_wait_is_split_by_cause_as_it_is_when_it_has_ended():
 def test_where_of_simulator_and_world_are_the_same():
     s = Stepper("bsp", workers=2)
     sim = Simulator(s.deploy)
-    for step, both in ((sim.step, slice(0, 1)), (sim.run, slice(None))):  # one program has begun, all have ended
+    for step, both in ((sim.__next__, slice(0, 1)), (sim.run, slice(None))):  # one program has begun, all have ended
         step()
         assert [(w.node, w.function, w.filename)
                 for w in sim.where()[both]] == [(w.node, w.function, w.filename) for w in s.where()[both]]
