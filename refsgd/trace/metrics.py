@@ -165,6 +165,10 @@ def images_per_second(trace: Trace) -> float:
 # -- staleness and clocks ----------------------------------------------------------------------------------
 
 
+class _Ours(int):
+    """A version that no program has counted: a longer trace may count an earlier update."""
+
+
 def number_updates(events: Sequence[Event]) -> None:
     """Add `version` and `reads` to marks of updates to shared cells that lack them; programs that count would
     race.
@@ -189,8 +193,8 @@ def number_updates(events: Sequence[Event]) -> None:
     updates.sort(key=lambda update: update[0])
     ends = [end for end, _, _ in updates]
     for version, (_, read, mark) in enumerate(updates):
-        if "version" not in mark.values:
-            mark.values.update(version=version, reads=((mark.node, bisect_left(ends, read)),))
+        if isinstance(mark.values.get("version", _Ours()), _Ours):
+            mark.values.update(version=_Ours(version), reads=((mark.node, bisect_left(ends, read)),))
 
 
 def staleness(trace: Trace) -> list[tuple[str, int]]:

@@ -100,8 +100,9 @@ class History:
             key = e.node, e.program
             self.of[key].append(i)
             begins = began(e)
-            if begins > after.get(key, inf) and not isinstance(e, Added | Crashed):
-                self.activities[key].append(Activity(after[key], begins, "overhead"))
+            if begins > after.get(key, inf) and not isinstance(e, Crashed):
+                self.activities[key].append(Activity(after[key], begins,
+                                                     "update" if isinstance(e, Added) else "overhead"))
             after[key] = inf if isinstance(e, Crashed) else e.time
             if isinstance(e, Computed) and e.time > e.start:
                 self.activities[key].append(Activity(e.start, e.time, e.work))

@@ -17,6 +17,7 @@ from refsgd.runtimes.processes import local as processes
 from refsgd.runtimes.simulator import simulate
 from refsgd.theory.predict import predict
 from refsgd.trace import Added, Loaded, Marked, Trace
+from refsgd.trace.waiting import waiting_by_cause
 from tests.paced import as_simulated, slipped
 from tests.strategies import machines, seeds
 
@@ -112,6 +113,8 @@ def test_a_step_takes_the_time_of_an_update_however_many_parts_it_is_added_in(pa
     machine = Machine(compute="fixed(0.02)", update="fixed(0.001)")
     trace = simulate(hogwild.hogwild(quadratic(d=10, workers=4), 4, 10, SGD(0.1), parts=parts), machine).trace
     assert trace.seconds == pytest.approx(10 * (0.02 + 0.001))
+    waits = {cause: share for cause, share in waiting_by_cause(trace).items() if share > 1e-9}
+    assert waits == {"update": pytest.approx(0.001 / 0.021)}
     predicted = predict("hogwild", machine, workers=4, nbytes=40, steps=10, options={"parts": parts})
     assert predicted["seconds"].kind == "exact" and predicted["seconds"].value == pytest.approx(trace.seconds)
 
@@ -156,6 +159,20 @@ def test_updates_are_numbered_by_tickets_and_not_by_clocks():
     assert [(e.node, e.values) for e in trace.marks("update")] == [
         ("worker0", {"version": 1, "reads": (("worker0", 1),)}),
         ("worker1", {"version": 0, "reads": (("worker1", 0),)})]
+
+
+def test_a_look_at_an_unfinished_trace_changes_no_number():
+    """Worker 0 adds first and marks last; only a program that counts keeps what it has said."""
+    def numbers(looks, **own):
+        events = [Loaded(0.1, "worker0", 0, 0, 0), Loaded(0.1, "worker1", 0, 0, 1), Added(0.2, "worker0", 0, 0, 2),
+                  Added(0.3, "worker1", 0, 0, 3), Marked(0.4, "worker1", 0, "update", {**own}),
+                  Marked(0.5, "worker0", 0, "update", {})]
+        for length in looks:
+            Trace(events[:length], ["worker0", "worker1"], 1.0)
+        return {e.node: e.values["version"] for e in Trace(events, ["worker0", "worker1"], 1.0).marks("update")}
+
+    assert numbers([]) == numbers([5]) == {"worker0": 0, "worker1": 1}
+    assert numbers([5], version=7, reads=()) == {"worker0": 0, "worker1": 7}
 
 
 def test_every_node_names_the_cell_that_it_shares_with_all():
