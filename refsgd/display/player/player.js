@@ -29,6 +29,10 @@ function clock(t) {
   return span < 2 ? (t * 1e3).toFixed(span < 0.02 ? 3 : span < 0.2 ? 2 : 1) + " ms" : t.toFixed(span < 20 ? 3 : 2) + " s";
 }
 
+/** A duration, where clock() has a moment. */
+const lasting = (t) => (run.unit === "steps" ? Math.round(t) + " step" + (Math.round(t) === 1 ? "" : "s") : clock(t));
+
+const eventAt = (k) => `event ${run.first + k} of ${run.total}`;
 const timeAt = (k) => (k > 0 ? run.times[k - 1] : run.start);
 
 // -- names and colours ---------------------------------------------------------------------------------------
@@ -367,7 +371,7 @@ function drawIdle(k) {
     if (spent[cause] > 0 || run.waiting.some((w) => w[3] === i)) rows.push([cause, share(spent[cause]), (100 * share(spent[cause])).toFixed(1) + " %", causeStyle(i), run.why[cause]]);
   });
   if (seconds - known > 1e-6 * seconds) rows.push(["other", share(seconds - known), (100 * share(seconds - known)).toFixed(1) + " %", "free", "neither computing a gradient nor waiting for a message, or done"]);
-  byId("idle").innerHTML = bars(rows) + `<p class="note">shares of ${clock(t)}, mean of ${workers} worker${workers > 1 ? "s" : ""}</p>`;
+  byId("idle").innerHTML = bars(rows) + `<p class="note">shares of ${lasting(t)}, mean of ${workers} worker${workers > 1 ? "s" : ""}</p>`;
 }
 
 function drawLog(k) {
@@ -386,9 +390,9 @@ byId("log").addEventListener("click", (e) => { const li = e.target.closest("li")
 const deed = (k) => run.events[k - 1][2];
 
 function sentence(k) {
-  if (!k) return `<span class="at">before event 1 of ${last}:</span> every program is at its first yield`;
+  if (!k) return `<span class="at">before ${eventAt(1)}</span>` + (run.first ? "" : ": every program is at its first yield");
   const [p] = run.events[k - 1], [where, line] = sourceOf(standing(p, k)[1]), stop = stopAt(k), who = stop === null ? p : stop, reason = reasonOf(who, k);
-  return `<span class="at">event ${k} of ${last}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${text(deed(k))}`
+  return `<span class="at">${eventAt(k)}, ${clock(run.times[k - 1])}:</span> ${text(labels[p])} ${text(deed(k))}`
     + (reason ? `<br>${text(labels[who])} waits${text(reason[1])}` : where ? `<br><span class="at">and is now at ${text(where)}, ${text(line)}</span>` : "");
 }
 
@@ -407,7 +411,7 @@ function go(k) {
   drawLog(position);
   moveCursor(position, flying);
   slider.value = position;
-  slider.setAttribute("aria-valuetext", `event ${position} of ${last}`);
+  slider.setAttribute("aria-valuetext", eventAt(position));
   for (const [id, off] of [["start", !position], ["back", !position], ["forward", position === last], ["end", position === last]]) byId(id).setAttribute("aria-disabled", off);
 }
 

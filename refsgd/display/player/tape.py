@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from refsgd.cluster.units import counted
 from refsgd.display.player.states import States, rank
 from refsgd.display.player.why import Reason, Why
 from refsgd.trace import CAUSES, Computed, Event, Marked, Received, Sent, Trace
@@ -154,7 +155,7 @@ class Tape:
         spent: dict[str, float] = defaultdict(float)
         for w in pieces:
             spent[w.cause] += w.end - w.start
-        causes = [f"{self._clock(seconds)} {cause} ({CAUSES[cause]})"
+        causes = [f"{self._lasting(seconds)} {cause} ({CAUSES[cause]})"
                   for cause, seconds in sorted(spent.items(), key=lambda item: -item[1])
                   if seconds > 1e-3 * (e.time - e.since)]
         return f"until {self._clock(e.time)}" + ("; of the whole wait " + ", ".join(causes) if causes else "")
@@ -164,6 +165,9 @@ class Tape:
 
     def _clock(self, seconds: float) -> str:
         return f"step {seconds:g}" if self.unit == "steps" else f"{seconds * 1e3:.4g} ms"
+
+    def _lasting(self, seconds: float) -> str:
+        return counted(round(seconds), "step") if self.unit == "steps" else self._clock(seconds)
 
     # -- messages, ages, counts ----------------------------------------------------------------------------
 

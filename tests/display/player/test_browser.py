@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import refsgd
 from refsgd.display.player import Player
 from refsgd.display.player.stepper import Stepper
 from tests.display.player.pages import frames_at, line_at, page
@@ -130,6 +131,15 @@ def test_it_loads_without_an_error_and_fetches_nothing(browser, tmp_path, ssp):
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert browser.execute_script("return player.count") == len(ssp.trace.events)
     assert "before event 1" in browser.find_element("id", "now").text
+
+
+def test_a_window_counts_the_events_of_the_run(browser, tmp_path):
+    run = refsgd.run("bsp", data="quadratic", steps=6)
+    show(browser, tmp_path, run.player(events=(20, 30)).html)
+    now, total = browser.find_element("id", "now"), len(run.trace.events)
+    assert now.text == f"before event 21 of {total}"
+    browser.find_element("id", "forward").click()
+    assert now.text.startswith(f"event 21 of {total}, ")
 
 
 def test_forwards_and_backwards_meet_in_identical_states(browser, tmp_path, ssp):

@@ -165,6 +165,8 @@ def test_the_player_of_what_happened_opens_at_its_end_and_lists_what_may_happen(
         assert frames[-1][1] == place.line
     assert s._repr_html_().startswith("<iframe")
     assert data_of(Stepper("ssp").player().html)["events"] == []
+    said = data_of(s.run().player().html)["blocks"][1][3]
+    assert said.startswith("until step ") and re.search(r"; of the whole wait \d+ steps \w+ \(", said), "durations are no moments"
 
 
 def test_messages_that_have_arrived_lie_in_an_inbox():
