@@ -67,7 +67,8 @@ def with_groups(machine: Machine, latencies: NDArray[np.float64]) -> Machine:
     same = np.equal.outer(group, group)
     within = latencies[same & ~np.eye(count, dtype=bool)]
     across = float(np.median(latencies[~same])) if groups else 0.0
-    near = float(np.median(within)) if within.size else 0.0
-    uplink = Link(across - near, machine.bandwidth) if groups else None
+    near = float(np.median(within))
+    # chains of close hosts make groups whose other pairs may be further apart than the groups
+    uplink = Link(max(0.0, across - near), machine.bandwidth) if groups else None
     return machine.with_(hosts=machine.hosts or f"cyclic:{count}", groups=groups, uplink=uplink,
-                         latency=near or across)
+                         latency=near)

@@ -39,6 +39,14 @@ def test_where_no_hosts_are_closer_there_are_no_groups(sizes, seed):
     assert machine.groups == () and machine.uplink is None
 
 
+def test_groups_that_are_chains_have_uplinks_that_add_nothing():
+    """Neighbours are 1 ms apart and other pairs of the chain 10 ms; another host is 2.5 ms from all of them."""
+    times = np.full((5, 5), 2.5e-3)
+    times[:4, :4] = np.where(abs(np.subtract.outer(range(4), range(4))) == 1, 1e-3, 1e-2)
+    assert close(times) == ((0, 1, 2, 3), (4,))
+    assert with_groups(Machine(bandwidth=1e9), times).uplink.latency == 0
+
+
 def nearest(times):
     """Wrong on purpose: each host with the nearest one."""
     pairs = {tuple(sorted((i, int(np.argmin(np.where(row > 0, row, np.inf)))))) for i, row in enumerate(times)}
