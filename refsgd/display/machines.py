@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 from refsgd.cluster.links import Link, Network
 from refsgd.cluster.machine import Machine
@@ -49,11 +50,18 @@ def members(network: Network) -> dict[int | None, dict[str, list[str]]]:
 
 
 def _homes(network: Network, hosts: dict[str, list[str]]) -> Iterator[str]:
-    """The nodes of each host; consecutive hosts of one node each share a line."""
+    """The nodes of each host; consecutive hosts that have one of consecutive nodes each share a line."""
     number = {host: at for at, host in enumerate(network.hosts)}
-    for lone, run in groupby(hosts, key=lambda host: len(hosts[host]) == 1):
-        some = list(run)
-        if lone and len(some) > 4:
+
+    def run_of(item: tuple[int, str]) -> tuple[int, str, int]:
+        at, host = item
+        name = "".join(hosts[host][:1]) if len(hosts[host]) == 1 else ""
+        role = name.rstrip("0123456789")
+        return number[host] - at, role, int(name.removeprefix(role) or 0) - at if name else at
+
+    for (_, role, _), run in groupby(enumerate(hosts), key=run_of):
+        some = [host for _, host in run]
+        if role and len(some) > 4:
             yield (f"hosts {number[some[0]]} to {number[some[-1]]}: {hosts[some[0]][0]} to "
                    f"{hosts[some[-1]][0]}, one on each")
         else:
@@ -69,12 +77,14 @@ def _summary(machine: Machine, network: Network) -> str:
 
 def _times(network: Network) -> Iterator[str]:
     """Time of a message on idle links, once for each level of the machine."""
-    nodes, found = list(network.host), dict[str, tuple[str, str]]()
-    for to in nodes[1:]:
-        here, there = network.host[nodes[0]], network.host[to]
-        level = ("inside a host" if here == there else
-                 "between hosts" if network.group_of(here) == network.group_of(there) else "between groups")
-        found.setdefault(level, (nodes[0], to))
+    first, found = dict[Any, tuple[str, Any]](), dict[str, tuple[str, str]]()
+    for node, host in network.host.items():
+        group = network.group_of(host)
+        for level, within, part in (("inside a host", host, node), ("between hosts", group, host),
+                                    ("between groups", None, group)):
+            other, its = first.setdefault((level, within), (node, part))
+            if its != part:
+                found.setdefault(level, (other, node))
     if found:
         yield f"a message of {MESSAGE / 1e6:g} MB on idle links"
     for level, pair in found.items():

@@ -60,6 +60,22 @@ def test_many_hosts_of_one_node_take_one_line(capsys):
     assert len(out.splitlines()) < 30
 
 
+@pytest.mark.parametrize(("options", "lines"), [
+    (["--hosts", "cyclic:10", "--groups", "0,2,4,6,8;1,3,5,7,9", "--uplink", "1ms,1Gbps"],
+     [f"host {k}: worker{k}" for k in (0, 2, 4, 6, 8, 1, 3, 5, 7, 9)]),
+    (["--hosts", "; ".join(f"worker{k}" for k in (1, 0, 2, 4, 3, 5, 6, 7, 8, 9))],
+     [f"host {k}: worker{w}" for k, w in enumerate((1, 0, 2, 4, 3))] + ["hosts 5 to 9: worker5 to worker9, one on each"])])
+def test_only_consecutive_nodes_of_consecutive_hosts_share_a_line(options, lines, capsys):
+    assert main(["machine", *options, "--workers", "10", "--servers", "0"]) == 0
+    assert [line.strip() for line in capsys.readouterr().out.splitlines() if re.match(" +hosts? ", line)] == lines
+
+
+def test_each_level_has_the_time_of_a_message_wherever_its_first_pair_is(capsys):
+    assert main(["machine", "--hosts", "worker0; worker1,worker2", "--inside", "10us,32GB/s", "--workers", "3",
+                 "--servers", "0"]) == 0
+    assert "inside a host   41.2 us                      worker1 to worker2: " in capsys.readouterr().out
+
+
 def test_it_writes_a_file_that_can_be_read_and_changed(tmp_path, capsys):
     path = tmp_path / "mine.toml"
     assert main(["machine", "sites-2x8", "--uplink", "30ms,1Gbps", "--compute", "158ms", "--output", str(path)]) == 0
