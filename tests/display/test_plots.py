@@ -82,8 +82,9 @@ def test_every_picture_of_a_result_draws_on_the_axes_it_is_given_and_returns_the
 def test_a_wrong_picture_and_a_missing_trace_are_named(asp):
     with pytest.raises(ValueError, match="plot 'pie'; expected one of accuracy_against_time"):
         asp.plot("pie")
-    with pytest.raises(ValueError, match="has no trace"):
-        refsgd.Result.from_json(asp.to_json()).plot("timeline")
+    for kind in ("timeline", "replica_spread"):
+        with pytest.raises(ValueError, match=f"plot '{kind}' of a result read from JSON, which has no trace"):
+            refsgd.Result.from_json(asp.to_json()).plot(kind)
 
 
 def test_a_timeline_colours_exactly_the_waiting_and_the_computing(asp, ax):

@@ -109,8 +109,10 @@ def replica_spread(results: Mapping[str, Result], ax: Axes | None = None) -> Axe
     """`Trace.replica_spread` against seconds, a line per result that has replicas."""
     ax = axes_or_current(ax)
     for result, style in _styled(results):
-        spread = result.trace.replica_spread if result.trace is not None else []
-        if found := [(t, d) for t, d in spread if d > 0]:
+        if result.trace is None:
+            raise ValueError("plot 'replica_spread' of a result read from JSON, which has no trace; expected "
+                             "one that run() or replay() returned")
+        if found := [(t, d) for t, d in result.trace.replica_spread if d > 0]:
             ax.plot(*zip(*found), linewidth=1.4, **style)
     ax.set_yscale("log")
     return with_labels(ax, "seconds", "consensus distance")

@@ -102,8 +102,8 @@ class Dataset:
             if len(labels) and not (labels.min() >= 0 and labels.max() < self.classes):
                 raise DataError(f"{self.name}: {part} labels {labels.min()} to {labels.max()}, expected 0 "
                                 f"to {self.classes - 1}")
-            images.setflags(write=False)
-            labels.setflags(write=False)
+            for array in (images, labels, *(self.validation or ())):
+                array.setflags(write=False)
 
 
 def user_cache() -> Path | None:

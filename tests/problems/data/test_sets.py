@@ -45,7 +45,7 @@ def test_digits_are_split_once_and_for_all():
     assert digits.train_images.std() == pytest.approx(1, abs=1e-5)
     assert digits.train_labels[:10].tolist() == data.load("digits").train_labels[:10].tolist()
     assert np.bincount(digits.test_labels, minlength=10).min() >= 20
-    assert not digits.train_images.flags.writeable
+    assert not any(array.flags.writeable for array in (digits.train_images, *digits.hold_back(0.1).validation))
     pixels = np.concatenate([digits.train_images, digits.test_images]).reshape(1797, 64)
     assert len(np.unique(pixels, axis=0)) == 1797  # nothing is in both parts
 
