@@ -77,7 +77,7 @@ class LARS(SGD):
         """The rate of one layer, as a multiple of the learning rate."""
         if not isinstance(x, np.ndarray):  # shape-only
             return np.float32(self.trust)
-        length, slope = (float(np.sqrt(np.sum(a * a, dtype=float))) for a in (x, g))
+        length, slope = (float(np.sqrt(np.sum(np.square(a, dtype=float)))) for a in (x, g))
         known = length and slope
         return np.float32(self.trust * (length / (slope + self.weight_decay * length) if known else 1))
 

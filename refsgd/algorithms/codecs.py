@@ -211,7 +211,7 @@ class DGC(Sparse):
 
     masking: bool = True  #: clear the velocity of entries that are sent
     nesterov: bool = False
-    clip: float = math.inf  #: of the norm of the mean of n workers' gradients; each clips its own at clip sqrt(n)
+    clip: float = math.inf  #: of the norm of the mean of n workers' gradients; each clips at clip sqrt(n)
     warmup: int = 0  #: epochs in which 1/4, 1/16, 1/64, ... of the entries are sent
     momentum: float = 0.0
     weight_decay: float = 0.0

@@ -136,9 +136,10 @@ def test_constants_are_those_of_the_papers_and_rates_are_checked():
 
 
 def test_norms_of_layers_are_summed_in_float64():
-    """In float32 each 1 would be lost beside 4096 squared."""
+    """In float32 each 1 would be lost beside 4096 squared, and the square of 1e20 would be infinite."""
     x, g = np.float32([4096] + 7 * [1]), np.float32([1] + 7 * [0])
     assert LARS(lr=1.0, trust=1.0).ratio(x, g) == np.float32(np.sqrt(2.0**24 + 7))
+    assert LARS(lr=1.0, trust=1.0).ratio(x, np.float32(1e20) * g) == pytest.approx(4096e-20)
 
 
 @pytest.mark.slow
