@@ -178,6 +178,8 @@ def check_options(name: str, function: Callable[..., Deployment], options: Mappi
             check_kind(Integral, "a whole number", **{option: value})
         elif bool in kinds:
             check_kind(bool, "True or False", **{option: value})
+        elif str in kinds:
+            check_kind(str, "text", **{option: value})
 
 
 def check_function(name: str, function: Callable[..., Deployment], given: Mapping[str, Any]) -> None:

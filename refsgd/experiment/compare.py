@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import mean
 from typing import Any, NamedTuple
 
 from refsgd._version import __version__
 from refsgd.algorithms import CATALOGUE, COMPARED
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.units import counted
-from refsgd.experiment.arguments import check_unpaced, check_warmup, suggestion
+from refsgd.experiment.arguments import check_unpaced, check_warmup, options_of, suggestion
 from refsgd.experiment.computer.limits import announce, check_pace, check_processes
 from refsgd.experiment.evaluation import evaluate
 from refsgd.experiment.execution.perform import LOCAL_RUNTIMES, check_monitor, perform, watched
@@ -113,6 +114,7 @@ def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
     if callable(algorithm) or not algorithm.strip():
         return algorithm, {}
     name, *words = algorithm.split()
+    known = options_of(deployment_function(name)[1]) if words else {}
     said = dict[str, Any]()
     for word in words:
         key, equals, value = word.partition("=")
@@ -122,7 +124,8 @@ def with_options(algorithm: Algorithm) -> tuple[Algorithm, dict[str, Any]]:
         key = key.replace("-", "_")
         if key in said:
             raise Usage(f"algorithm {algorithm!r}: {key} appears twice; expected each option once")
-        said[key] = SWITCH.get(value, _number(value))
+        text = key in known and known[key].annotation is str  # such as cut=3, the block after which to cut
+        said[key] = value if text else SWITCH.get(value, _number(value))
     return name, said
 
 
@@ -160,15 +163,22 @@ def prepared(chosen: Sequence[Algorithm], own: Mapping[str, Mapping[str, Any]], 
     common = shared(arguments, [deployment_function(a)[1] for a, _ in named])
     turns = []
     for (a, said), name, each in zip(named, names, common):
-        mine = {**each, **own.get(name, {}), **said}
+        given = {**own.get(name, {}), **said}
+        mine = {**each, **given}
         experiment = prepare(a, **mine)
-        turns.append(Turn(a, mine, experiment, experiment.told | said))
+        turns.append(Turn(a, mine, experiment, experiment.told | {
+            key: str(value) if isinstance(value, Machine) else value for key, value in given.items()}))
     unused.check([unused.reasons(turn.experiment, stated) for turn in turns])
     labels = [turn.label for turn in turns]
     if twice := next((label for label in labels if labels.count(label) > 1), ""):
         raise Usage(f"algorithms: {twice} appears twice; expected options that tell the rows apart, such as "
                     f"'{twice}; {twice} lr=0.3'")
     return turns
+
+
+def _mean_batch(experiments: Sequence[Experiment]) -> float:
+    """The mean of the batches that are given for each worker; one replica has only their sum."""
+    return mean(filter(None, max(experiments, key=lambda e: e.replicas).batches))
 
 
 def _evaluated(experiment: Experiment, real: Experiment, runtime: str, warmup: int,
@@ -259,6 +269,6 @@ def compare(algorithms: Algorithm | Iterable[Algorithm] = COMPARED, *, runtime: 
         step("the same algorithms in a harder case")
         apart = {**arguments, **HARD, "machine": machine.for_workers(HARD["workers"])}
         if not isinstance(apart.get("batch", 1), int):  # batches for another number of workers
-            apart["batch"] = max(1, int(sum(experiments[-1].batches) / experiments[-1].workers))
+            apart["batch"] = int(_mean_batch(experiments))
         second = compare(chosen, runtime="simulator", options=options, **apart)
     return Comparison(machine, runtime, experiments[0].seed if experiments else 0, rows, second)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from refsgd.algorithms.facts import facts_of
 from refsgd.cluster.units import bytes_per_second, seconds
+from refsgd.effects import Deployment
 from refsgd.experiment.arguments import Usage, check_kind, check_whole, checked, options_of, suggestion
 from refsgd.experiment.functions import Algorithm, deployment_function, is_place, listed, shared
 from refsgd.experiment.options import unused
@@ -81,6 +82,16 @@ def _check(quantity: str, values: Sequence[float]) -> None:
             check_whole(least, **{quantity: int(value)})
 
 
+def _named(chosen: Sequence[Algorithm]) -> list[tuple[str, Callable[..., Deployment]]]:
+    """The names of curves, which differ, and the functions of their algorithms."""
+    named = [(a if is_place(a) else name, function)
+             for a in chosen for name, function in [deployment_function(a)]]
+    names = [name for name, _ in named]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise Usage(f"algorithms: {twice} appears twice; expected another name for each curve")
+    return named
+
+
 def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Sequence[float], *,
           metric: str = "images_per_second", **arguments: Any) -> Sweep:
     """Predict one metric of several algorithms over a range."""
@@ -91,11 +102,7 @@ def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Se
                     + suggestion(metric, known))
     machine = arguments.pop("machine", None) or DEFAULT_MACHINE
     stated, chosen = arguments.pop("stated", ()), listed(algorithms)
-    named = [(a if is_place(a) else name, function)
-             for a in chosen for name, function in [deployment_function(a)]]
-    names = [name for name, _ in named]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise Usage(f"algorithms: {twice} appears twice; expected another name for each curve")
+    named = _named(chosen)
     takes = [facts_of(function).served if quantity == "servers" else
              quantity != "staleness" or "staleness" in options_of(function) for _, function in named]
     if not any(takes):

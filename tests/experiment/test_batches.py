@@ -191,8 +191,10 @@ def test_the_command_line_takes_batches_everywhere(capsys, tmp_path):
     assert "for 3 workers in a run with 2" in capsys.readouterr().err
 
 
-def test_the_hard_panel_has_a_batch_for_each_of_its_own_workers():
-    found = refsgd.compare(["bsp"], runtime="simulator", hard=True, workers=2, batch="20,1", net="softmax", steps=3)
+@pytest.mark.parametrize("also", ["asp", "sequential", "sandblaster"])
+def test_the_hard_panel_has_a_batch_for_each_of_its_own_workers(also):
+    """Also if the last of the algorithms takes the sum."""
+    found = refsgd.compare(["bsp", also], runtime="simulator", hard=True, workers=2, batch="20,1", net="softmax", steps=3)
     assert found.hard.results["bsp"].problem["batch"] == 10 and found.hard.results["bsp"].workers == 8
 
 

@@ -144,6 +144,16 @@ def test_rows_of_one_algorithm_are_told_apart_in_table_sentences_json_and_pictur
     assert "bsp lr=0.05 worker0" in texts and "bsp lr=0.3 worker0" in texts
     with pytest.raises(Usage, match="bsp lr=0.3 appears twice"):
         refsgd.compare(["bsp lr=0.3", "bsp lr=0.3"], runtime="simulator", data="quadratic")
+    fast = Machine(compute="1ms")
+    found = refsgd.compare("bsp", options={"bsp": {"lr": 0.3, "machine": fast}}, runtime="simulator", data="quadratic", steps=3)
+    assert json.loads(found.to_json())["rows"][0]["options"] == {"lr": 0.3, "machine": str(fast)}
+
+
+def test_an_option_that_is_text_stays_text_although_it_looks_like_a_number():
+    found = refsgd.compare("gpipe stages=2 cut=3", runtime="simulator", steps=2)
+    assert found.results["gpipe stages=2 cut=3"].options["cut"] == "3"
+    with pytest.raises(Usage, match="cut 3 of type int; expected text"):
+        refsgd.run("gpipe", stages=2, cut=3, steps=2)
 
 
 @pytest.mark.parametrize(("name", "given", "workers"), [

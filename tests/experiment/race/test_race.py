@@ -150,6 +150,13 @@ def test_another_race_does_not_take_the_runs_of_a_log(tmp_path):
     assert len(log.read_text().splitlines()) == 2 * one
 
 
+def test_a_log_tells_the_options_of_one_algorithm_apart(tmp_path):
+    log = tmp_path / "runs.jsonl"
+    for momentum in (0.0, 0.5):
+        small(["bsp"], resume=str(log), rates=[0.2], options={"bsp": {"momentum": momentum}})
+    assert log.read_text().count("momentum=0.5") == log.read_text().count("momentum=0.0") > 0
+
+
 OWN = "from refsgd.algorithms.server.asp import asp\n\n\ndef mine(problem, workers, steps, sgd):\n    return asp(problem, workers, steps, sgd)\n"
 
 
