@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from refsgd.effects import Compute, Died, Mark, Node, Recv, RunEnded, Send
 from refsgd.runtimes import simulator
 from refsgd.runtimes.errors import Deadlock, RunFailed
 from refsgd.runtimes.faults import Fault
+from refsgd.runtimes.processes.driver import Driver
 from refsgd.runtimes.processes.local import run
 from refsgd.trace import Crashed
 from tests.runtimes.deployments import exchange
@@ -151,6 +153,35 @@ def test_death_is_the_last_that_is_heard_of_the_dead(world):
     found = world(lambda: {"peer0": Node(hears()), "peer1": Node(sends()), "peer2": Node(other())},
                   Machine(compute="fixed(0.005)", latency=0.02, bandwidth=1e5), faults=[kill("peer1", 0)])
     assert found.values["peer0"] == [0, 1, 2, 3, 4, "Died"]
+
+
+def test_what_is_sent_right_before_a_death_is_heard_before_it(monkeypatch):
+    """All of it happens between the receiver's looks at its messages and at the deaths."""
+    collect, looked = Driver._collect, []
+
+    def blind(driver):
+        if driver.here == "peer0" and not looked:
+            looked.append("nothing there")
+            while not driver._run.deaths:
+                time.sleep(0.001)
+        else:
+            collect(driver)
+
+    def sends():
+        yield Send("peer0", Model(np.zeros(1, np.float32)))
+        yield Compute(abs, -1)
+
+    def hears():
+        heard = []
+        while "Died" not in heard:
+            _, message = yield Recv(Model, Died)
+            heard.append(type(message).__name__)
+        return heard
+
+    monkeypatch.setattr(Driver, "_collect", blind)
+    found = run(lambda: {"peer0": Node(hears()), "peer1": Node(sends())}, faults=[kill("peer1", 0)],
+                on_death="continue", deadline=10.0)
+    assert found.values["peer0"] == ["Model", "Died"]
 
 
 def test_whoever_waits_in_vain_after_a_death_is_told_if_it_knows(world):

@@ -171,9 +171,9 @@ class Driver(Linked):
 
     def _note_deaths(self) -> None:
         """Tell the programs here which processes have died, and stop counting messages from and to them."""
-        for process, words in self._table.process.items():
-            if not words.dead or process in self._dead:
-                continue
+        dead = [p for p, words in self._table.process.items() if words.dead and p not in self._dead]
+        self._collect()  # what they sent right before
+        for process in dead:
             self._dead.add(process)
             self.transport.forget(process)
             del self._sent_to[process], self._got_from[process]
