@@ -3,6 +3,7 @@
 A schedule that reaches a known state is not followed further: programs are functions of the answers that
 they have received, so these and the contents of each inbox, in order, identify a state.  The idea is
 Dijkstra's, as in Godefroid's VeriSoft ("Model checking for programming languages using VeriSoft", POPL 1997).
+An error before the first pick needs no schedule: it is raised as it is.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def shrink(factory: Factory, schedule: Sequence[int], check: Check | None, error
 
 @contextmanager
 def _shown(factory: Factory, picks: Sequence[int], check: Check | None) -> Iterator[None]:
-    """Convert an error into a `Counterexample` with a short schedule; a forgotten yield fails in every
-    schedule."""
+    """Convert an error into a `Counterexample` with a short schedule, unless it is a forgotten yield, which
+    fails in every one."""
     try:
         yield
     except ForgottenYield:

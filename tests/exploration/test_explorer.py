@@ -233,6 +233,15 @@ def test_an_exception_in_a_program_is_a_counterexample():
         explore(lambda: {"b": Node(talker(1)), "a": Node(talker(1)), "server0": Node(fragile(), role="server")})
 
 
+def test_an_exception_before_the_first_pick_is_raised_as_it_is():
+    def fragile():
+        yield Compute(lambda: 1 // 0)
+
+    for search in (explore, walk, follow):
+        with pytest.raises(ZeroDivisionError, match="division"):
+            search(lambda: {"server0": Node(fragile(), role="server")})
+
+
 def test_a_world_is_driven_by_hand():
     world = World(lambda: {"a": Node(talker(2)), "server0": Node(listener(2), role="server")})
     assert [str(a) for a in world.enabled()] == ["deliver a -> server0"]
