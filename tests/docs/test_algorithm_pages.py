@@ -5,8 +5,10 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import refsgd
 from refsgd.algorithms import CATALOGUE
 from refsgd.algorithms.sgd import SGD
 from refsgd.cluster.machine import Machine
@@ -184,6 +186,14 @@ def test_the_library_is_as_before_after_an_experiment():
 
     assert (sys.modules["refsgd.algorithms.server.ssp_gate"], refsgd.algorithms.CATALOGUE["ssp"]) == before
     assert refsgd.algorithms is sys.modules["refsgd.algorithms"]
+
+
+def test_the_page_of_sequential_names_all_that_differ_from_it_with_one_worker():
+    """With DiLoCo its relatives; NoLoCo is one."""
+    results = {name: refsgd.run(name, data="digits", workers=1, steps=2, evaluations=0).parameters for name in CATALOGUE}
+    differ = {name for name, x in results.items() if not np.array_equal(x, results["sequential"])}
+    named = set(re.findall(r"\]\(([\w-]+)\)", PAGES["sequential"].split("(Some differ")[1].split("rounding.)")[0]))
+    assert differ == named | {name for name in CATALOGUE if "loco" in name}
 
 
 def test_the_table_of_figures_has_those_of_a_run():

@@ -11,7 +11,7 @@ messages per client and round that it takes part in: 1 down, 1 up | bytes per su
 while computing if m = n, otherwise unbounded | momentum: local, kept between the client's rounds |
 aggregation: plain mean of the clients' moves, whatever their examples | deterministic: yes, given the draws
 
-With m = n and H = 1 it is BSP, up to rounding.
+With m = n, H = 1 and equal shares it is BSP, up to rounding.
 
 What differs from the paper
 ---------------------------

@@ -4,8 +4,8 @@ The peers are the nodes of a graph with a mixing matrix W: symmetric, W_ij >= 0 
 neighbours, rows and columns sum to 1, so that averaging conserves the mean of all replicas.
 
 The paper's order (`order="cta"`, loosely combine then adapt) averages while it computes.  Adapt then combine
-(`order="atc"`) averages after the local steps, when it has to wait for messages; with W = 1/n everywhere it
-is BSP, while in `cta` replicas still differ by their last gradients.
+(`order="atc"`) averages after the local steps, when it has to wait for messages; with W = 1/n everywhere and
+equal shares it is BSP, while in `cta` replicas still differ by their last gradients.
 
 Quick facts
 -----------
