@@ -382,13 +382,14 @@ def _rates(fitting: Sequence[Strategy]) -> list[str]:
 
 def _try(s: Strategy, wide: int) -> Iterator[str]:
     """The command of a strategy, what its run reports, and PyTorch's name."""
-    idle = s.figure("idle_ratio")
+    idle, step = s.figure("idle_ratio"), s.metrics["seconds_per_iteration"]
+    own = 1 - step.terms.get("swapping", 0.0) / step.value  # the share of the time that the run has, too
     yield f"{s.name}: docs/algorithms/{s.candidate.algorithm}"
     yield from broken(s.command, wide - 8)
     others = s.candidate.accumulate - 1
-    yield (f"  this run{f', with {others} more gradients before each exchange' * (others > 0)}: "
-           f"{s.figure('seconds') or 0:.4g} s"
-           + (f", idle {idle:.0%}" if idle is not None else ""))
+    yield (f"  this run{f', with {others} more gradients before each exchange' * (others > 0)}"
+           f"{', without swapping' * (own < 1)}: {own * (s.figure('seconds') or 0):.4g} s"
+           + (f", idle {max(0.0, 1 - (1 - idle) / own):.0%}" if idle is not None else ""))
     yield f"  in PyTorch: {s.candidate.pytorch or 'nothing built in'}"
 
 

@@ -1,7 +1,10 @@
 """What `refsgd advise` predicts beside figures by hand, which ask nothing of the library, within 3 %."""
 
+import re
+
 import pytest
 
+from refsgd.cli import main
 from refsgd.cluster.machine import Machine
 from refsgd.experiment.advice.advise import advise
 from refsgd.experiment.advice.candidates import CANDIDATES, RING, Candidate
@@ -128,6 +131,18 @@ def test_what_exceeds_the_memory_comes_and_goes_in_each_iteration():
     assert slow.seconds == pytest.approx(kept.seconds + 100 * 2 * over / 1e9)
     assert slow.metrics["seconds_per_iteration"].terms["swapping"] == pytest.approx(2 * over / 1e9)
     assert slow.images_per_second == pytest.approx(12_800 / slow.seconds)
+    busy = (1 - kept.figure("idle_ratio")) * kept.figure("seconds")
+    assert slow.figure("idle_ratio") == pytest.approx(1 - busy / slow.figure("seconds"))
+    assert sum(slow.causes.values()) == pytest.approx(slow.figure("idle_ratio")) and "swapping" in slow.causes
+
+
+def test_the_command_has_no_swapping(capsys):
+    flags = "--parameters 10000000 --workers 4 --images 12800 --compute fixed(0.2) --bandwidth 1.25GB/s --budget 10 --swap 1GB/s --memory"
+    said = []
+    for memory in ("60MB", "600MB"):
+        assert main(["advise", *flags.split(), memory]) == 0
+        said.append(re.search(r"this run(.*): (.*)", capsys.readouterr().out).groups())
+    assert said[0][0] == ", without swapping" and said[0][1] == said[1][1]
 
 
 def test_what_fits_is_not_swapped():

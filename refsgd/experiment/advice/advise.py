@@ -220,11 +220,19 @@ def _swapped(s: Strategy, q: Question) -> Strategy:
         return s
     step = s.metrics["seconds_per_iteration"]
     more = 2 * over / q.swap
-    slow, gone = 1 + more / step.value, replace(s.metrics["seconds"], kind="approximation", bound="")
-    found = Figures(s.metrics | {
-        "seconds": replace(gone, value=gone.value * slow),
-        "seconds_per_iteration": replace(step, value=step.value + more, kind="approximation", bound="",
-                                         terms={**step.terms, "swapping": more})})
+    slow, idle = 1 + more / step.value, s.metrics["idle_ratio"]
+    now = {"seconds": s.metrics["seconds"].value * slow, "seconds_per_iteration": step.value + more,
+           "idle_ratio": 1 - (1 - idle.value) / slow}
+    terms = {"seconds_per_iteration": {**step.terms, "swapping": more}}
+    if rate := s.metrics.get("images_per_second"):
+        now["images_per_second"] = rate.value / slow
+    if causes := s.metrics.get("idle_by_cause"):
+        now["idle_by_cause"] = now["idle_ratio"]
+        terms["idle_by_cause"] = {cause: share / slow for cause, share in causes.terms.items()} | {
+            "swapping": 1 - 1 / slow}
+    found = Figures(s.metrics | {name: replace(
+        s.metrics[name], value=value, terms=terms.get(name, {}), kind="approximation", bound="", lower=None,
+        upper=None) for name, value in now.items()})
     return replace(s, seconds=s.seconds * slow, images_per_second=s.images_per_second / slow,
                    efficiency=s.efficiency / slow, metrics=found)
 
