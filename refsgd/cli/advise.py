@@ -190,9 +190,11 @@ def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
     """The machine that the flags describe; refused if it has devices and the model's work is unknown."""
     from refsgd.experiment.advice.advise import filling
 
-    if args.workers is None:
-        slow, args.slow = args.slow, None
-        args.workers, args.slow = filling(machine_of(args))[0], slow
+    slow, args.slow = args.slow, None
+    for name, usual in zip(("workers", "servers"), filling(machine_of(args))):
+        if getattr(args, name) is None:
+            setattr(args, name, usual)
+    args.slow = slow
     machine = machine_of(args)
     if on_devices(machine) and flops is None:
         rate = f"rate {args.rate:g} FLOP/s" if args.rate else f"compute {written(machine.compute)}"

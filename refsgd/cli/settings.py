@@ -9,10 +9,12 @@ from math import inf, isfinite, prod
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from refsgd.cli.options import machine_of
 from refsgd.cli.outputs import ADVICE, deliver, lay_out, width
+from refsgd.cluster.prices import on_devices
 from refsgd.cluster.units import counted, flops, spoken
 from refsgd.experiment.prepare import Usage
-from refsgd.experiment.sweep import parse_range
+from refsgd.experiment.sweep import check_values, parse_range
 from refsgd.trace.schema import json_text
 
 if TYPE_CHECKING:
@@ -81,7 +83,7 @@ def settings(args: argparse.Namespace, ask: Callable[[argparse.Namespace], Advic
         own = {name: int(value) for name, value in zip(ranges, values)}
         asked = argparse.Namespace(**{**vars(args), **own, "rate": one.rate, "budget": events})
         for s in ask(asked).strategies:
-            servers = (asked.servers or 1) if s.where.endswith("own") else 0
+            servers = asked.servers if s.where.endswith("own") else 0
             if not s.rejected:
                 tried.setdefault((one, s.name, s.workers, asked.batch, servers),
                                  Setting(one, asked.batch, servers, s))
@@ -97,13 +99,17 @@ def _asked(args: argparse.Namespace) -> tuple[list[Offer], dict[str, tuple[float
     ranges = dict(map(parse_range, args.search))
     if wrong := next((name for name in ranges if name not in QUANTITIES), None):
         raise Usage(f"--search over {wrong}; expected some of {', '.join(QUANTITIES)}, as in workers=2,4")
+    for name, values in ranges.items():
+        check_values(name, values)
     if args.device and (args.rate or args.compute):
         raise Usage("--device with --rate or --compute; expected one of them: each times a gradient")
     if args.mtbf is not None:
         raise Usage("--mtbf with --search or --device; expected one setting, of whose nodes one fails")
-    if "batch" in ranges and args.compute:
-        raise Usage(f"--search over batch with --compute {args.compute}, which is the time of one batch; "
-                    "expected --rate or --device")
+    timed = args.device or args.rate or not (args.compute or args.machine)
+    if "batch" in ranges and not (timed or on_devices(machine_of(args))):
+        given = f"--compute {args.compute}" if args.compute else f"--machine {args.machine}"
+        raise Usage(f"--search over batch with {given}, which has the time of one batch; expected --rate or "
+                    "--device")
     return args.device or [Offer("", args.rate, 0.0)], ranges
 
 

@@ -67,7 +67,7 @@ def parse_range(text: str) -> tuple[str, tuple[float, ...]]:
 
 
 @checked()
-def _check(quantity: str, values: Sequence[float]) -> None:
+def check_values(quantity: str, values: Sequence[float]) -> None:
     """Refuse values outside the quantity's range."""
     if quantity not in QUANTITIES:
         raise Usage(f"sweep over {quantity!r}; expected one of {', '.join(QUANTITIES)}")
@@ -95,7 +95,7 @@ def _named(chosen: Sequence[Algorithm]) -> list[tuple[str, Callable[..., Deploym
 def sweep(algorithms: Algorithm | Sequence[Algorithm], quantity: str, values: Sequence[float], *,
           metric: str = "images_per_second", **arguments: Any) -> Sweep:
     """Predict one metric of several algorithms over a range."""
-    _check(quantity, values)
+    check_values(quantity, values)
     known = [name for name, each in METRICS.items() if each.predicted]
     if metric not in known:
         raise Usage(f"metric {metric!r} is unknown; expected one of {', '.join(known)}"

@@ -28,6 +28,16 @@ def test_the_price_is_of_all_workers_and_servers(tmp_path, capsys):
     assert "One model, synchronous" in said and "price: of the time of all workers" in said
 
 
+def test_servers_that_the_machine_lists_count(tmp_path):
+    rows = asked(tmp_path, "--hosts", "worker0; worker1; server0; server1", "--compute", "1s", "--search", "workers=2")
+    assert {row["servers"] for row in rows if row["name"] == "asp K=2"} == {2}
+
+
+def test_batches_of_a_machine_on_devices_can_be_searched(tmp_path):
+    rows = asked(tmp_path, "--compute", "device(1TFLOPS)", "--search", "batch=16,64")
+    assert {row["images"] for row in rows} == {16, 64}
+
+
 @pytest.mark.slow
 def test_without_prices_the_fastest_of_each_kind_in_any_setting(tmp_path):
     rows = asked(tmp_path, "--rate", "1TFLOPS", "--search", "batch=16,64", "workers=2:3", "servers=1,2")
@@ -49,7 +59,10 @@ def test_a_race_ranks_all_kinds_together(tmp_path, capsys):
 @pytest.mark.parametrize(("flags", "says"), [
     (["--search", "latency=1ms,2ms", "--rate", "1TFLOPS"], "--search over latency; expected some of workers, servers, batch"),
     (["--search", "batch=1:65", "--rate", "1TFLOPS"], "65 settings; expected at most 64"),
-    (["--search", "batch=1,2", "--compute", "20ms"], "the time of one batch; expected --rate or --device"),
+    (["--search", "batch=1,2", "--compute", "20ms"], "--compute 20ms, which has the time of one batch; expected --rate or --device"),
+    (["--search", "batch=1,2", "--machine", "laptop"], "--machine laptop, which has the time of one batch"),
+    (["--search", "workers=2.9", "--rate", "1TFLOPS"], "workers 2.9; expected whole numbers, at least 1"),
+    (["--search", "workers=inf", "--rate", "1TFLOPS"], "workers inf; expected whole numbers"),
     (["--device", "a=1TFLOPS", "--rate", "1TFLOPS"], "--device with --rate"),
     (["--search", "workers=2,4", "--rate", "1TFLOPS", "--mtbf", "9"], "--mtbf with --search or --device"),
     (["--rate", "1TFLOPS", "--disk", "1GB/s"], "--disk 1e+09 without --mtbf"),
