@@ -337,3 +337,24 @@ def test_one_step_of_backup_workers_is_one_step():
     found = predict("backup-workers", Machine(compute="exponential(1)"), workers=2, nbytes=4000, steps=1)
     assert abs(found["seconds"].value - 1.5) <= 4 * found["seconds"].error  # of the later of two
     assert found["bytes_sent"].value == 2 * 2 * 4000
+
+
+def test_updates_of_one_round_are_not_one_update():
+    """SSP without slack took as long as BSP, with one update for the gradients of all workers."""
+    machine = Machine(compute="fixed(0.02)", update="fixed(0.005)")
+    told = {"workers": 4, "staleness": 0, "steps": 10, "net": "shapes:1000", "data": "none", "machine": machine}
+    found = refsgd.predict("ssp", **told)["seconds"]
+    assert (found.kind, found.value) == ("simulated", pytest.approx(10 * (0.02 + 4 * 0.005)))
+
+
+def test_a_collective_ends_with_the_update_of_the_slowest():
+    """The root's all-reduce took the update for as fast as at speed 1."""
+    machine = Machine(compute="fixed(0.02)", update="fixed(0.03)", speeds=(1, 0.5))
+    assert predict("allreduce", machine, workers=2, nbytes=4000, steps=7, options={"collective": "root"})[
+        "seconds"].value == pytest.approx(7 * 0.1)
+
+
+def test_all_who_ask_the_hub_of_a_star_meet_there():
+    """Their load on its link was taken for that of one; five transfers take longer than a gradient."""
+    machine = Machine(compute="fixed(0.02)", bandwidth=8e5)
+    assert "seconds" in predict("adpsgd", machine, workers=6, nbytes=4800, steps=7, options={"graph": "star"}).open

@@ -114,7 +114,7 @@ def allreduce(c: Setting) -> Figures:
     run: Prediction | None = whole
     level = name == "hierarchical" and not (c.machine.groups or c.one_link)
     if name == "root" and c.workers > 1 and not c.placed:  # its answers leave one by one, as in BSP
-        add = c.update + (c.workers - 1) * c.nbytes * c.machine.reduction
+        add = max(c.own) + (c.workers - 1) * c.nbytes * c.machine.reduction
         step, run = iteration.bsp_run(c.times, c.steps, transfer=c.transfer, latency=c.machine.latency,
                                       update=Distribution("fixed", (add,)), colocated=True)
         if c.machine.update is not None:  # each rank's own update follows the answer

@@ -51,9 +51,10 @@ LOADED = 0.3  # a transfer over a mean gradient, beyond which askers often meet 
 
 
 def _asking(c: Setting, exchange: float, asks: list[bool], updates: Sequence[float], kind: Kind,
-            sent: float) -> Figures:
-    """Peers whose iteration takes max(T, x) if they ask, otherwise T, and then their update."""
-    if sum(asks) > 1 and c.transfer > LOADED * min(time.mean for time in c.times):
+            sent: float, meet: int = 1) -> Figures:
+    """Peers whose iteration takes max(T, x) if they ask, otherwise T, and then their update; `meet` of them
+    ask the same partner."""
+    if sum(asks) > 1 and meet * c.transfer > LOADED * min(time.mean for time in c.times):
         return figures(c, None, None, c.steps, sent, fresh()).without(RUN, "clock_gap_max", "lead_max")
     alone = [time.mean + update for time, update in zip(c.times, updates, strict=True)]
     each = [gossip.mean_of_longer(time, exchange) + update if ask and exchange else free
@@ -77,7 +78,7 @@ def adpsgd(c: Setting) -> Figures:
     asks = [i > 0 if graph == "star" else i % 2 == 1 for i in range(c.workers)]
     x = 2 * (c.machine.latency + c.transfer)
     return _asking(c, x, asks, [0.0] * c.workers, "approximation" if x and sum(asks) > 1 else "exact",
-                   2.0 * sum(asks) * c.nbytes)
+                   2.0 * sum(asks) * c.nbytes, sum(asks) if graph == "star" else 1)
 
 
 def _slowest(c: Setting, rounds: list[float], asks: list[bool], drawn: list[float],

@@ -16,7 +16,7 @@ from refsgd.theory.phenomena import iteration, staleness
 from refsgd.theory.phenomena import ssp as slack
 from refsgd.theory.phenomena.stragglers import atoms, mean_of_maximum
 from refsgd.theory.prediction import DomainError, Figures, Prediction
-from refsgd.theory.setting import QUEUES, Setting, clocks, count, figures, slices, weaker
+from refsgd.theory.setting import QUEUES, Setting, clocks, count, figures, slices
 
 RECURSION = ("F_i(c) = T_i(c) + E_i + max(F_i(c-1), max_j F_j(c-1-s)), by Monte Carlo",
              "Ho et al. 2013: the gate; Baccelli et al. 1992")
@@ -32,15 +32,15 @@ def ssp(c: Setting) -> Figures:
         raise DomainError(f"refresh {refresh!r}; expected fresh, lazy or eager")
     if refresh == "fresh" and (c.workers == 1 or math.isinf(s) or (c.alike and c.tied and s >= 1)):
         out = asp(c)
-    elif refresh == "fresh" and s == 0 and known(c) and not c.shared:
-        out = _bulk(c)
-    elif refresh == "fresh" and not c.met:
-        out = _gated(c, int(s))
-    else:
+    elif refresh != "fresh" or (s == 0 and c.update):  # then a round has n updates, some at once
         out = _open(c)
         if refresh == "lazy":
             out.leave("no closed form: reads depend on the age of the cache", "bytes_per_iteration",
                       "bytes_sent")
+    elif s == 0 and known(c) and not c.shared:
+        out = _bulk(c)
+    else:
+        out = _open(c) if c.met else _gated(c, int(s))
     out["staleness_max"] = staleness.ssp_bound(c.workers, s, c.steps)
     out |= clocks(c, s, s + 1, "started: s, completed: s + 1")
     return out
@@ -52,14 +52,13 @@ def _open(c: Setting) -> Figures:
 
 
 def _bulk(c: Setting) -> Figures:
-    """Slack 0: the times of BSP, but one update per push."""
+    """Slack 0 without time for updates: the times of BSP."""
     bulk, run = iteration.bsp_run(c.times, c.steps, **c.network)
-    kind = weaker(bulk.kind, "exact" if c.machine.update is None else "approximation")
     held = {"slack": bulk.terms["straggling"], "straggling": 0.0}
-    step = replace(bulk, kind=kind, terms={**bulk.terms, **held}, upper=None)
+    step = replace(bulk, terms={**bulk.terms, **held}, upper=None)
     age = Prediction((c.workers - 1) / 2, "updates", "exact", {},
                      "(n-1)/2: all read together, applied one by one", staleness.SOURCE)
-    out = answered(c, step, replace(run, kind=weaker(kind, run.kind)))
+    out = answered(c, step, run)
     out["staleness_mean"] = age
     return out
 
