@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -86,8 +86,7 @@ class PowerSGD(Rule):
 
     def start(self, d: int) -> Factors:
         """The first Q, the same on every rank."""
-        entries = self.rank * sum(columns for _, _, columns in self.parts(d)[0])
-        return Factors(np.random.default_rng([d, self.rank]).standard_normal(entries, np.float32))
+        return Factors(drawn(d, self.rank, self.rank * sum(columns for _, _, columns in self.parts(d)[0])))
 
     def project(self, state: Factors, s: Array) -> Array:
         """P = M Q of each matrix; a column of Q that has become 0 starts again."""
@@ -129,6 +128,14 @@ class PowerSGD(Rule):
         return (4 * self.rank * sum(rows for _, rows, _ in matrices),
                 4 * self.rank * sum(columns for _, _, columns in matrices)
                 + 4 * sum(at.stop - at.start for at in whole))
+
+
+@lru_cache(maxsize=1024)
+def drawn(d: int, rank: int, entries: int) -> Array:
+    """The numbers of a first Q, read-only: the ranks of a simulation share one array, not one each."""
+    found = np.random.default_rng([d, rank]).standard_normal(entries, np.float32)
+    found.setflags(write=False)
+    return found
 
 
 def product(m: Array, q: Array) -> Array:

@@ -21,6 +21,7 @@ from refsgd.cli.options import machine_of
 from refsgd.cluster.links import Link
 from refsgd.cluster.machine import Machine
 from refsgd.cluster.presets import PRESETS
+from refsgd.experiment.advice import strategies
 from refsgd.experiment.advice.advise import BUDGET, GAIN, advise, filling
 from refsgd.experiment.advice.candidates import (
     CANDIDATES,
@@ -512,6 +513,16 @@ def test_what_the_budget_leaves_out_is_named():
     assert "200" in found.unknown[-1]
     with pytest.raises(Usage, match="no strategy can be simulated with 10 events; expected more: --budget"):
         advise(machine, parameters=1000, budget=10, candidates=FAST[3:4])
+
+
+def test_messages_of_pieces_are_counted_not_simulated(monkeypatch):
+    """5,000 pieces of a million parameters, sent and received twice by each of eight workers, are 160,000 events."""
+    monkeypatch.setattr(strategies, "Simulator", None)
+    pieces = [c for c in CANDIDATES if c.piece]
+    found = advise(Machine(compute="fixed(0.2)", bandwidth=1e9), net="shapes:transformer:24,4096,32,64,50257", parameters=5_039_239_168,
+                   budget=20_000, candidates=[FAST[3], *pieces])
+    assert len(pieces) == 2 and [s.name for s in found.strategies] == ["allreduce ring"]
+    assert found.unknown[-1].startswith("what bsp P3 K=n, asp P3 K=n would take: a simulated iteration has too many events")
 
 
 def test_times_are_in_hours_not_in_powers_of_ten(capsys, ring_only):

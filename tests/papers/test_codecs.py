@@ -333,6 +333,12 @@ def test_powersgd_finds_the_best_approximation_by_warm_starts():
     assert np.linalg.norm(rule.decode(cold, 108) - m.ravel()) == errors[0]
 
 
+def test_powersgd_has_one_first_q_for_all_ranks_of_a_simulation():
+    """128 ranks with their own of a large model would fill the memory; nobody may write to it."""
+    first, second = (PowerSGD(2, ((108, 9),)).start(108).q for _ in range(2))
+    assert first is second and not first.flags.writeable
+
+
 def test_powersgd_between_ranks_is_that_of_the_sum():
     """P and Q are each summed: four ranks with matrices of rank 1 and one sum of rank 4, in two steps."""
     each = [of_rank(1, seed=i).ravel() for i in range(4)]

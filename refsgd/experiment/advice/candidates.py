@@ -47,6 +47,7 @@ class Candidate(NamedTuple):
     beside: bool = False  #: a server beside each worker instead of a few servers
     dropped: int = 0  #: gradients of each iteration that have no effect
     nodes: int = 1  #: nodes that compute each batch together
+    piece: int = 0  #: parameters in each message, where a model is sent in many
     accumulate: int = 1  #: batches whose gradients a worker adds; the exchange may overlap the last
 
     @property
@@ -67,7 +68,8 @@ RING = {"collective": "ring"}
 #: buckets of 25 MB during the backward pass, as in PyTorch's DDP
 DDP = {**RING, "overlap": "backward", "bucket": 25_000_000}
 #: chunks in the order in which the next forward pass needs them (Jayarajan et al. 2019)
-P3 = {"layout": "chunks:1000000", "balance": "size", "overlap": "both", "priority": True}
+CHUNK = 1_000_000
+P3 = {"layout": f"chunks:{CHUNK}", "balance": "size", "overlap": "both", "priority": True}
 PARALLEL = "DistributedDataParallel, buckets of bucket_cap_mb=25"
 SUMMED = "with no_sync() in 3 of 4 steps"
 HOOK = "DistributedDataParallel with register_comm_hook"
@@ -122,8 +124,8 @@ CANDIDATES = (
     Candidate("allreduce", {**DDP, "compress": "powersgd:4"}, COMPRESSED,
               f"{HOOK}(PowerSGDState(..., matrix_approximation_rank=4), powerSGD_hook)",
               label="ring overlap powersgd:4"),
-    Candidate("bsp", P3, ONE, evidence=(FLAT,), label="P3", beside=True),
-    Candidate("asp", P3, STALE, evidence=(STALER, FLAT), label="P3", beside=True))
+    Candidate("bsp", P3, ONE, evidence=(FLAT,), label="P3", beside=True, piece=CHUNK),
+    Candidate("asp", P3, STALE, evidence=(STALER, FLAT), label="P3", beside=True, piece=CHUNK))
 
 #: strategies for traces, by their times of computing: no option that needs layers or bytes
 TRACED = (Candidate("allreduce", {}, ONE, "DistributedDataParallel"),

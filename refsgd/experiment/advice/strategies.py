@@ -145,7 +145,7 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
                         "left; expected more workers")
         iterations = max(1, ceil(q.images / used))  # the last of which may be shorter
         # a pipeline has no small case: its depth divides the workers
-        many = c.nodes == 1 and case.workers > MANY and _expected(c, case, q) > 4 * limit
+        many = c.nodes == 1 and (c.piece or case.workers > MANY) and _expected(c, case, q) > 4 * limit
         if many and (case.machine.hosts or case.machine.groups):  # no formula either: links are shared
             return None
         e = _prepared(c, case, q, min(iterations, LONGEST))
@@ -179,6 +179,8 @@ def strategy(c: Candidate, case: Case, q: Question, budget: Budget, limit: int,
 
 def _expected(c: Candidate, case: Case, q: Question) -> float:
     """Events of an iteration, roughly: messages grow with the number of workers or its square."""
+    if c.piece:  # each is sent and received twice by each worker
+        return 4 * case.workers * q.parameters / c.piece
     small = [_prepared(c, Case(SECOND, case.batches[:few]), q, 1) for few in (4, 8)]
     four, eight = (len(Simulator(e.deploy(), e.machine).run().trace.events) for e in small)
     return case.workers * four / 4 + case.workers * (case.workers - 4) * max(0, eight - 2 * four) / 32
