@@ -33,7 +33,7 @@ def refused(command, capsys):
         elif hasattr(args, "slow"):
             machine_of(args)
         if args.command in ("race", "compare"):
-            for each in algorithms_of(args.algorithms)[0]:
+            for each in algorithms_of(args.algorithms or "seven")[0]:
                 deployment_function(each.split()[0])
         if (source := getattr(args, "source", None)) and not (ROOT / source).exists():
             return f"{source} does not exist"
