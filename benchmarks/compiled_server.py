@@ -4,7 +4,7 @@ bit for bit.
 The simulator runs any program and keeps everything that happened; this keeps the figures of one model alone
 and is some fifty times as fast: for sweeps over thousands of workers or millions of iterations.  It is
 compared with the simulator on a shape-only problem (`refsgd.problems.shapes`): equal seconds, updates and
-staleness, on any machine without colocated servers.
+staleness, on machines that are a law of computing, latency and bandwidth.
 """
 
 from __future__ import annotations

@@ -125,9 +125,9 @@ def measured(name: str, folder: str) -> tuple[Job, dict[str, float]]:
         port = free.getsockname()[1]
     answers = mp.get_context("spawn").SimpleQueue()
     job = mp.spawn(rank, args=(name, port, folder, answers), nprocs=2, join=False)
-    found = [answers.get() for _ in range(2)]
-    while not job.join():
+    while not job.join():  # which raises what a rank has raised
         pass
+    found = [answers.get() for _ in range(2)]
     return read([f"{folder}/{name}-rank-{r}.json" for r in (0, 1)]), {
         s: statistics.mean(each[s] for each in found) for s in found[0]}
 

@@ -1,7 +1,7 @@
 """Accuracy of every algorithm at its defaults: ``python -m benchmarks.defaults`` prints the table of
 docs/defaults.md.
 
-Digits, net tiny, 4 epochs, several seeds, in the simulator: 4 workers with identically distributed shards
+Digits, net tiny, the default epochs, several seeds, in the simulator: 4 workers with identically distributed shards
 (the comparison), and 8 workers with shards sorted by label (its second panel).
 """
 

@@ -195,10 +195,13 @@ def main() -> None:
     skipped = available()
     if "gloo" in skipped:
         print(f"without gloo: {skipped['gloo']}", file=sys.stderr)
-    old = json.loads(args.results.read_text())["rows"] if args.results.exists() else []
-    rows = {row["net"]: row for row in old}
+    old = json.loads(args.results.read_text()) if args.results.exists() else {}
+    kept = old["rows"] if old.get("machine") == machine() else []  # figures of another one are replaced
+    rows = {row["net"]: row for row in kept}
     for net in args.nets.split(","):
-        rows[net] = measure(net, args.only, args.rounds, args.patience, "gloo" not in skipped)
+        found = measure(net, args.only, args.rounds, args.patience, "gloo" not in skipped)
+        before = rows.get(net, {"medians": {}, "ratios": {}})
+        rows[net] = found | {part: before[part] | found[part] for part in ("medians", "ratios")}
     results = {"machine": machine(), "rows": [rows[net] for net in NETS if net in rows]}
     args.results.write_text(json_text(results) + "\n")
     text = table(results)

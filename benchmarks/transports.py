@@ -476,8 +476,9 @@ def main() -> None:
         print(f"without {name}: {why}", file=sys.stderr)
     # compiled before any process is forked
     gradient(update(np.zeros(1, np.float32), np.zeros(1, np.float32), LR))
-    old = json.loads(args.results.read_text())["rows"] if args.results.exists() else []
-    rows = {(row["kind"], row["n"], row["size"]): row for row in old}
+    old = json.loads(args.results.read_text()) if args.results.exists() else {}
+    kept = old["rows"] if old.get("machine") == machine() else []  # figures of another one are replaced
+    rows = {(row["kind"], row["n"], row["size"]): row for row in kept}
     wanted = [("allreduce", n, s, SIZES[s], allreduce_tasks) for n in counts if n > 1 for s in sizes
               if s in SIZES]
     wanted += [(kind, n, s, MODELS[s], partial(server_tasks, new=kind == NEW))

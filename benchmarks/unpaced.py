@@ -1,6 +1,6 @@
 """This computer as it is: calibrated, predicted, and measured without pace, for the catalogue and some nets.
 
-``python -m benchmarks.unpaced [--nets tiny:64,shallow:32,resnet18-16:32] [--workers 2] [--seconds 3] [--seeds 3]``
+``python -m benchmarks.unpaced [--nets tiny/64,shallow/32,resnet18:16/32] [--workers 2] [--seconds 3] [--seeds 3]``
 calibrates each net as `refsgd calibrate --net NET` does, simulates every algorithm on that machine, and runs it
 as processes over shared memory.  A row has the seconds of an iteration after warming up, the idle share, and
 the errors of the predictions.  It warns of a busy machine; the table goes to docs/unpaced.md, the figures to

@@ -1,9 +1,9 @@
 """Formulas beside the simulator, the simulator beside real processes, formulas beside published figures.
 
-``python -m benchmarks.validation grid`` runs every algorithm of the catalogue over laws, workers, latencies
+``python -m benchmarks.validation grid`` runs every algorithm that has formulas over laws, workers, latencies
 and bandwidths in the simulator and compares it with `refsgd.theory.predict`; ``hard`` does so in cases that
 nobody picks, drawn from a seed.  ``paced`` (a quiet machine) runs four OS processes beside the simulation.
-They run in pieces with ``--part 1/3``, which may run at once.  ``page`` writes docs/validation.md and its
+``grid`` runs in pieces with ``--part 1/3``, which may run at once.  ``page`` writes docs/validation.md and its
 pictures from what they have left in benchmarks/results/validation.json.
 All but the paced runs are deterministic.
 """
@@ -441,7 +441,7 @@ the simulator with real processes, and formulas with published measurements. Fig
 its numbers are in `benchmarks/results/validation.json`, and `theory/test_validation.py` recomputes a part of
 them.
 
-The grid has {cases} cases and {rows} figures: every algorithm of the catalogue, some of them with several options;
+The grid has {cases} cases and {rows} figures: every algorithm that has formulas, some with several options;
 fixed, exponential and log-normal times of mean 20 ms; 2, 4 and 8 workers; latency 0 and 2 ms; 0, 1 and 5 ms to
 transfer the model over a link (at 5 ms, 8 workers saturate a server's link). A simulation has {steps} iterations, and
 {seeds} runs if times are random, with separate draws for each algorithm. Variance that the mean of a run's

@@ -92,7 +92,7 @@ def section() -> str:
         "duplex, devices, compute times that differ by worker, unequal speeds and batches, updates that take "
         "time; layers and chunks, overlap, priorities and codecs; nets in stages or shards; two to twelve "
         "workers; links that are idle or saturated. Each is simulated once, and `benchmarks/oracle`, which "
-        "shares no line with the simulator, runs it again with the times that were drawn. "
+        "shares no line with the simulator's event loop, runs it again with the times that were drawn. "
         f"{sum(row.equal for row in found)} of {len(found)} runs end at the same time and with the same staleness, "
         f"to nine digits; in {sum(row.tied for row in found)}, the last digit of a time decides which of two "
         "messages is served first. `python -m benchmarks.oracle.compare` computes them, and `theory/test_oracle.py` recomputes "

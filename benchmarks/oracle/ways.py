@@ -138,15 +138,6 @@ class Ways:
     early: Sequence[bool]  #: by server, whether messages arrive in the order of a last link that all share
     crowded: frozenset[int] = frozenset()  #: nodes that share the links on which they send
 
-    def _every(self) -> list[Way]:
-        answers = [way for back in self.answers for way in back]
-        return [way for mine in self.pushes for _, way in mine] + answers
-
-    @functools.cached_property
-    def instant(self) -> bool:
-        """Whether a head may reach its next link without delay, so that only events order messages."""
-        return any(part.latency == 0 for way in self._every() for part in way[:-1])
-
     @functools.cached_property
     def timed(self) -> Ways:
         """The same paths, for messages that include requests.

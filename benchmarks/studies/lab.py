@@ -101,10 +101,8 @@ class Trial:
     def key(self) -> str:
         """SHA-256 of everything that the result depends on: the arguments and the library's source."""
         told = {k: v.to_json() if isinstance(v, Machine) else v for k, v in self.arguments.items()}
-        look = inspect.getsource(self.look) if self.look else ""
-        algorithm = self.algorithm if isinstance(self.algorithm,
-                                                 str) else inspect.getsource(
-                                                     inspect.getmodule(self.algorithm) or self.algorithm)
+        look = [self.look.__name__, _source(self.look)] if self.look else ""
+        algorithm = self.algorithm if isinstance(self.algorithm, str) else _source(self.algorithm)
         text = json_text([algorithm, told, self.runtime, look, self.formulas, fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -119,11 +117,16 @@ class Trial:
                            "failed": ""}, indent=None)
 
 
+def _source(function: Callable[..., Any]) -> str:
+    """The source of a function's module, whose other functions it may call."""
+    return inspect.getsource(inspect.getmodule(function) or function)
+
+
 @functools.cache
 def fingerprint() -> str:
     """SHA-256 of the rooms whose code a trial runs, formulas among them: results keep their predictions."""
     root, digest = Path(refsgd.__file__).parent, hashlib.sha256()
-    outside = {"cli", "studies", "player"}
+    outside = {"cli"}
     for path in sorted(root.rglob("*.py")):
         if path.relative_to(root).parts[0] not in outside:
             digest.update(path.read_bytes())

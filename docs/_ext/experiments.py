@@ -86,8 +86,7 @@ class Source(NamedTuple):
     lines: tuple[str, ...]
 
     def within(self, function: str) -> range:
-        """Line numbers, from 0, of a function or class, by its name or ``Class.method``; of all the file
-        for ""."""
+        """Line numbers, from 0, of a function or class, by its name; of all the file for ""."""
         if not function:
             return range(len(self.lines))
         found = [n for n in ast.walk(ast.parse("".join(self.lines)))

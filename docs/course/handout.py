@@ -65,7 +65,6 @@ def test(made: Homework) -> str:
     """How students try their file, as Markdown."""
     if not made.commands:
         return "Try what you write on small cases whose results you know. The hidden tests do the same with other cases."
-    more = " These lines and points are those of the grader." if made.check else " The hidden tests, which give the points, ask for more."
     step = re.sub(r" check (\S+).*", r" step \1", made.commands[0])
     more = "The grader runs the same check." if made.check else "The hidden tests, which give the points, ask for more."
     return ("```\n" + "\n".join(made.commands) + "\n```\n\nThis prints a line for each property and, where one fails, the shortest schedule that "
