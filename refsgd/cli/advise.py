@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import inf, isfinite, isinf, isnan, prod
@@ -191,7 +192,10 @@ def _machine(args: argparse.Namespace, flops: float | None) -> Machine:
     from refsgd.experiment.advice.advise import filling
 
     slow, args.slow = args.slow, None
-    for name, usual in zip(("workers", "servers"), filling(machine_of(args))):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the whole machine, below, gives them again
+        room = filling(machine_of(args))
+    for name, usual in zip(("workers", "servers"), room):
         if getattr(args, name) is None:
             setattr(args, name, usual)
     args.slow = slow

@@ -117,14 +117,14 @@ def described(args: argparse.Namespace) -> None:
         raise Usage(f"race {path}: {error}") from None
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     options(parser)
-    flags = list[str]()
+    flags, known = list[str](), vars(parser.parse_known_args([])[0])
     for name, value in said.items():
         if name == "feedback" and isinstance(value, bool):
             value = "on" if value else "off"
-        elif value is False and name != "quiet":  # which has no opposite
-            name, value = f"no-{name}", True
         elif value is False:
-            continue
+            if name.replace("-", "_") in known and parser.parse_known_args([flag(f"no-{name}")])[1]:
+                continue  # without an opposite: as if it were not there
+            name, value = f"no-{name}", True
         between = ";" if name == "algorithms" else ","
         text = between.join(map(str, value)) if isinstance(value, list) else str(value)
         flags += [text] if name == "algorithms" else [flag(name), *[text] * (value is not True)]

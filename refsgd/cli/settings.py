@@ -106,9 +106,10 @@ def _asked(args: argparse.Namespace) -> tuple[list[Offer], dict[str, tuple[float
     if args.mtbf is not None:
         raise Usage("--mtbf with --search or --device; expected one setting, of whose nodes one fails")
     timed = args.device or args.rate or not (args.compute or args.machine)
-    if "batch" in ranges and not (timed or on_devices(machine_of(args))):
-        given = f"--compute {args.compute}" if args.compute else f"--machine {args.machine}"
-        raise Usage(f"--search over batch with {given}, which has the time of one batch; expected --rate or "
+    given = argparse.Namespace(**{**vars(args), "slow": None})  # whose numbers of workers are not known yet
+    if "batch" in ranges and not (timed or on_devices(machine_of(given))):
+        said = f"--compute {args.compute}" if args.compute else f"--machine {args.machine}"
+        raise Usage(f"--search over batch with {said}, which has the time of one batch; expected --rate or "
                     "--device")
     return args.device or [Offer("", args.rate, 0.0)], ranges
 

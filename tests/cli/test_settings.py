@@ -74,6 +74,13 @@ def test_what_cannot_be_compared_is_refused_in_one_line(flags, says, capsys):
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_batches_are_searched_beside_a_slow_worker(tmp_path, capsys):
+    """Whose number is one of the machine's eight, not of four."""
+    (tmp_path / "devices.toml").write_text('compute = "device(5TFLOPS)"')
+    flags = ["--machine", str(tmp_path / "devices.toml"), "--slow", "5=0.5", "--search", "batch=1,2"]
+    assert main([*SMALL, *flags]) == 0, capsys.readouterr().err
+
+
 def test_an_offer_is_read():
     assert offer("T4=2.5TFLOPS@0.35") == Offer("T4", 2.5e12, 0.35) and offer("a=1TFLOPS").price == 0
 

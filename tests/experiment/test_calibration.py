@@ -376,3 +376,5 @@ def test_a_preset_says_whose_times_it_has(capsys):
         [*flags,
          "64"]) == 0 and "machine das5-ethernet: its gradient times are for resnet50 at batch 32" in capsys.readouterr().err
     assert main([*flags, "32"]) == 0 and capsys.readouterr().err == ""
+    assert main(["advise", "--parameters", "1000", "--machine", "das5-ethernet", "--batch", "64"]) == 0
+    assert capsys.readouterr().err.count("gradient times are for") == 1

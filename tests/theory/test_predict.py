@@ -275,6 +275,15 @@ def test_rounds_that_are_not_evaluated_continue_at_the_pace_of_their_kind(switch
     assert refsgd.predict("post-local", **told)["seconds"].value == pytest.approx(whole, rel=0.03)
 
 
+def test_a_shorter_last_round_is_no_measure_of_those_that_are_not_evaluated(monkeypatch):
+    """38 rounds of eight steps and one of a single step, of which eleven and that one are evaluated."""
+    told = {"workers": 3, "steps": 305, "period": 8, "net": "shapes:1200", "data": "none",
+            "machine": Machine(compute="exponential(0.02)", latency=0.002)}
+    whole = refsgd.predict("local-sgd", **told)["seconds"].value
+    monkeypatch.setattr(collectives, "STEPS", 48)
+    assert refsgd.predict("local-sgd", **told)["seconds"].value == pytest.approx(whole, rel=0.02)
+
+
 @pytest.mark.parametrize("name,n", [("sgp", 3_000), ("bsp", 1_000_000)])
 def test_more_workers_than_are_evaluated_have_no_figures_and_a_reason(name, n):
     found = predict(name, MACHINE.with_(compute="exponential(0.02)"), workers=n, nbytes=4000, steps=9)

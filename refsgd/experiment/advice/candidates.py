@@ -68,7 +68,7 @@ RING = {"collective": "ring"}
 #: buckets of 25 MB during the backward pass, as in PyTorch's DDP
 DDP = {**RING, "overlap": "backward", "bucket": 25_000_000}
 #: chunks in the order in which the next forward pass needs them (Jayarajan et al. 2019)
-CHUNK = 1_000_000
+CHUNK = 1_000_000  #: bytes
 P3 = {"layout": f"chunks:{CHUNK}", "balance": "size", "overlap": "both", "priority": True}
 PARALLEL = "DistributedDataParallel, buckets of bucket_cap_mb=25"
 SUMMED = "with no_sync() in 3 of 4 steps"
@@ -124,8 +124,8 @@ CANDIDATES = (
     Candidate("allreduce", {**DDP, "compress": "powersgd:4"}, COMPRESSED,
               f"{HOOK}(PowerSGDState(..., matrix_approximation_rank=4), powerSGD_hook)",
               label="ring overlap powersgd:4"),
-    Candidate("bsp", P3, ONE, evidence=(FLAT,), label="P3", beside=True, piece=CHUNK),
-    Candidate("asp", P3, STALE, evidence=(STALER, FLAT), label="P3", beside=True, piece=CHUNK))
+    Candidate("bsp", P3, ONE, evidence=(FLAT,), label="P3", beside=True, piece=CHUNK // 4),
+    Candidate("asp", P3, STALE, evidence=(STALER, FLAT), label="P3", beside=True, piece=CHUNK // 4))
 
 #: strategies for traces, by their times of computing: no option that needs layers or bytes
 TRACED = (Candidate("allreduce", {}, ONE, "DistributedDataParallel"),

@@ -269,7 +269,8 @@ class Rounds:
 def summary(ends: Values, gradients: Sequence[int], random: bool) -> Rounds:
     """Pace of the first rounds and end, from the times at which rounds ended (replicas, rounds, peers)."""
     mean, seen, first = ends.mean(axis=2), ends.shape[1], gradients[0]
-    equal = next((k for k in range(seen) if gradients[k] != first), seen)
+    evaluated = [*gradients[:seen - 1], gradients[-1]]
+    equal = next((k for k, h in enumerate(evaluated) if h != first), seen)
     low, unseen = equal // 3, gradients[seen - 1:-1]
     middle, alike = (low + equal) // 2, unseen.count(first)
 

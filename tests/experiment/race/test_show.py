@@ -165,7 +165,8 @@ def test_a_file_that_is_wrong_is_refused_in_one_line(tmp_path, monkeypatch, caps
     ("measure = true", "--no-measure", {"measure": False}),
     ("measure = true", "", {"measure": True}),
     ('compress = "topk:0.01"\nfeedback = false', "", {"feedback": False}),
-    ('compress = "topk:0.01"\nfeedback = true', "", {"feedback": True})])
+    ('compress = "topk:0.01"\nfeedback = true', "", {"feedback": True}),
+    ("measure = true\nplot = false\nquiet = false", "", {"measure": True})])
 def test_what_a_file_and_the_command_switch_off_is_off(tmp_path, given, content, flags, asked):
     (tmp_path / "fair.toml").write_text(content)
     assert main(["race", str(tmp_path / "fair.toml"), "--quiet", *flags.split()]) == 0
