@@ -56,7 +56,7 @@ def number(experiment: Experiment, trace: Trace) -> str:
     predicted = {key: p.value for key, p in experiment.predictions().items() if "bound" not in p.kind}
     seconds = predicted.get("seconds_per_iteration", trace.seconds / experiment.steps)
     idle = predicted.get("idle_ratio", measure(trace)["idle_ratio"])
-    sent = predicted.get("bytes_per_iteration", sum(trace.bytes_sent.values()) / experiment.steps)
+    sent = sum(trace.bytes_sent.values()) / experiment.steps  # as listed below it, also where chance decides
     model, others = 4 * experiment.problem.x0.size, sum(not trace.is_worker(node) for node in trace.nodes)
     who = counted(experiment.workers, "worker") + (f" and {counted(others, 'server')}" if others else "")
     who += "".join(f", {name} {value}" for name, value in experiment.own.items() if type(value) is int and value > 1)

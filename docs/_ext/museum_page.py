@@ -86,7 +86,7 @@ class Training(Exhibit):
         return [figure]
 
     def curves(self, mine: refsgd.Result, theirs: refsgd.Result, other: str, said: str) -> str:
-        """Accuracy against images."""
+        """Accuracy against virtual seconds."""
         prefix = f"{self.env.docname.rsplit('/', 1)[-1]}-{self.lineno}"
         with matplotlib.rc_context(style(prefix)):
             figure = Figure(figsize=(7.2, 2.8), layout="constrained")
@@ -124,8 +124,7 @@ class Broken(Exhibit):
         said = textwrap.fill(experiments.tidy(f"{type(found.error).__name__}: {found.error}"),
                              80, break_on_hyphens=False)
         share = exhibits.share_broken(name, code)
-        rare = "Every schedule of this case shows it" if share == 1 else (
-            f"Of a thousand random schedules of this case, {1000 * share:.0f} show it")
+        rare = f"Of a thousand random schedules of this case, {'all' if share == 1 else f'{1000 * share:.0f}'} show it"
         return [*self.markdown(f"{rare}. The shortest counterexample has **{counted(length, 'event')}**:"),
                 listing(f"{said}\n\n{found.text}", "text", ["seen"]),
                 *self.markdown("Step through it, forwards and backwards:"),

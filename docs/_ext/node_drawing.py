@@ -17,7 +17,7 @@ from refsgd.runtimes.simulator import simulate
 from refsgd.trace import Added, Sent, Trace
 
 MACHINE = Machine(compute="exponential(0.05)", latency=1e-4, bandwidth=125e6)  # type: ignore[arg-type]
-STEPS, WORKERS, NET = 20, 4, "shapes:1000000"
+STEPS, WORKERS, NET = 16, 4, "shapes:1000000"  # whole rounds of 8 steps
 BLUE, GREY = "#0072b2", "#505050"  #: workers, in Okabe and Ito's palette, and all others
 SHARED = "shared memory"
 LETTER, HEIGHT, GAP = 14, 30, (16, 36)  #: of the text, of a node, and between nodes in two rows or in one, in pixels

@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 import experiments  # noqa: E402
 from algorithm_index import table  # noqa: E402
-from node_drawing import drawn, sketch  # noqa: E402
+from algorithm_nodes import messages, number, size  # noqa: E402
+from node_drawing import STEPS, drawn, sketch, watched  # noqa: E402
 
 FOLDER = ROOT / "docs" / "algorithms"
 PAGES = {page.stem: page.read_text() for page in sorted(FOLDER.glob("*.md")) if page.stem != "index"}
@@ -46,6 +47,13 @@ def test_a_drawing_has_an_arrow_for_each_pair_that_exchanges_messages(name, opti
     svg = drawn(name, "a label", **options)
     assert (svg.count("<line "), svg.count("url(#tip)")) == (lines, tips) and 'aria-label="a label"' in svg
     assert re.findall(r">(\d)</text>", drawn(name, "", short=True, **options)) == list("0123")
+
+
+@pytest.mark.parametrize(("name", "sent"), [("local-sgd", 3e6), ("async-diloco", 4e6), ("gosgd", None), ("backup-workers", None)])
+def test_the_worked_number_counts_the_bytes_of_the_messages_that_are_listed(name, sent):
+    experiment, trace = watched(name)
+    listed = sum(m.count * m.nbytes for m in messages(trace, STEPS))
+    assert size(listed) in number(experiment, trace) and sent in (None, listed)
 
 
 def test_no_node_of_a_drawing_covers_another_or_sticks_out():
