@@ -150,6 +150,17 @@ def test_every_update_has_a_number_and_staleness_keeps_its_identity(runtime, upd
     assert total == 3 * 40 if runtime == "simulator" else 0 < total <= 3 * 40
 
 
+@pytest.mark.parametrize(("compute", "update", "kind"), [("fixed(1)", None, "exact"), ("fixed(1)", "fixed(0.3)", "exact"),
+    ("fixed(1)", "exponential(0.3)", "approximation"), ("exponential(1)", "fixed(0.3)", "approximation")])
+def test_the_mean_staleness_has_a_formula_also_if_additions_take_time(compute, update, kind):
+    machine = Machine(compute=compute, update=update)
+    traces = [simulate(hogwild.hogwild(quadratic(d=8, workers=4), 4, 20, SGD(0.1), parts=3), machine, seed).trace
+              for seed in range(20)]
+    found = predict("hogwild", machine, workers=4, nbytes=32, steps=20)["staleness_mean"]
+    assert found.kind == kind and found.value == pytest.approx(
+        np.mean([tau for trace in traces for _, tau in trace.staleness]), rel=1e-9 if kind == "exact" else 0.015)
+
+
 def test_updates_are_numbered_by_tickets_and_not_by_clocks():
     """Worker 1 adds first and is heard of last; it has read before worker 0 has added, worker 0 after it."""
     events = [Loaded(0.1, "worker1", 0, 0, 0), Loaded(0.3, "worker0", 0, 0, 2), Added(0.4, "worker0", 0, 0, 3),

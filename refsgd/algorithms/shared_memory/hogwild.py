@@ -7,9 +7,8 @@ between the two are lost.
 Quick facts
 -----------
 synchronous: no | centralised: shared memory, no server | roles: n workers, one vector in `parts` parts |
-messages, bytes: none | staleness: unbounded, mean about n - 1 if additions take no time | clock gap:
-unbounded | momentum: none | aggregation: each step is added alone | deterministic: given the order of
-accesses, if atomic
+messages, bytes: none | staleness: unbounded, mean about n - 1 | clock gap: unbounded | momentum: none |
+aggregation: each step is added alone | deterministic: given the order of accesses, if atomic
 
 The trace numbers updates in the order of their last additions (`refsgd.trace.metrics`): a counter in shared
 memory would be read and incremented by the same racing accesses.  Unequal batches: each step is added in

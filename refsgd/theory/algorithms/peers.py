@@ -104,9 +104,6 @@ def independent(c: Setting) -> Figures:
 def hogwild(c: Setting) -> Figures:
     """Shared cells without waiting: each read follows the worker's own update, so ASP's identity holds."""
     out = figures(c, *apart(c), c.steps, 0.0, unbounded(c))  # an addition takes its share of an update
-    if c.machine.update is None:
-        out["staleness_mean"] = staleness.asp_run(c.times, c.steps)
-    else:
-        out.without("no formula if additions to the cells take time, because reads then fall between them",
-                    "staleness_mean")
+    mean = staleness.asp_run(c.times, c.steps, c.own)
+    out["staleness_mean"] = mean if certain(c.machine.update) else replace(mean, kind="approximation")
     return out.without(PUSHES, "staleness_max")
