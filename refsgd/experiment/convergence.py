@@ -48,6 +48,7 @@ class Course:
     most: float = math.inf  #: rate times curvature from which replicas part, though their mean may converge
     length: float = math.inf  #: updates after which schedules repeat
     drawn: bool = False  #: whether it is the mean of several schedules
+    memory: float = 0  #: updates by which a gradient may be late
 
 
 def course(e: Experiment) -> Course:
@@ -70,23 +71,24 @@ def course(e: Experiment) -> Course:
     if kind == "elastic":
         if mu:
             raise Usage("each worker has a velocity, which no recursion here follows; expected momentum 0")
-        alpha = 0.9 / n if e.own["alpha"] is None else e.own["alpha"]
-        return Course(partial(convergence.elastic, workers=n, period=e.own["period"], alpha=alpha),
-                      "moments of the centre and of the mean replica", "Zhang et al. 2015; derived here")
+        alpha, period = 0.9 / n if e.own["alpha"] is None else e.own["alpha"], e.own["period"]
+        return Course(partial(convergence.elastic, workers=n, period=period, alpha=alpha),
+                      "moments of the centre and of the mean replica", "Zhang et al. 2015; derived here",
+                      most=convergence.parting(alpha, period) if n > 1 and alpha < 1 else math.inf)
     shares = _shares(e) if kind == "pushes" and not mu else []
     if len(set(shares)) == 1:
         return Course(partial(convergence.exponential, workers=n, collected=collected),
                       "moments of the model, of what workers read, and of the sum of waiting gradients",
-                      f"{'Gupta' if collected > 1 else 'Mitliagkas'} et al. 2016; derived here")
+                      f"{'Gupta' if collected > 1 else 'Mitliagkas'} et al. 2016; derived here", memory=n)
     if shares and collected == 1 and n <= FEW:
         return Course(partial(convergence.unequal, shares=shares),
-                      "moments of the model and of what each worker read")
-    found = list(dict.fromkeys(schedule(e, e.seed + k) for k in range(DRAWN)))
+                      "moments of the model and of what each worker read", memory=1 / min(shares))
+    found = list(dict.fromkeys(schedule(e, e.seed + k, collected) for k in range(DRAWN)))
     length = min(map(len, found))
     return Course(partial(convergence.delayed, staleness=[each[:length] for each in found], momentum=mu),
                   "E[x_i x_j] of the versions in a window, by the staleness of each gradient in "
                   f"{counted(len(found), 'simulated schedule')}; after {length} updates they repeat",
-                  length=length, drawn=len(found) > 1)
+                  length=length, drawn=len(found) > 1, memory=max(max(map(max, each)) for each in found))
 
 
 def _shares(e: Experiment) -> list[float]:
@@ -98,11 +100,12 @@ def _shares(e: Experiment) -> list[float]:
     return [rate / sum(rates) for rate in rates] if free and len(rates) == e.workers else []
 
 
-def schedule(e: Experiment, seed: int) -> tuple[tuple[int, ...], ...]:
+def schedule(e: Experiment, seed: int, collected: int = 1) -> tuple[tuple[int, ...], ...]:
     """The staleness of the gradients in each update of a simulated run, until a worker ends."""
     if not e.machine.paced:
         raise Usage("the machine has no compute time; give one: --compute 20ms")
-    steps, out, pushed = max(8, GRADIENTS // e.workers), list[tuple[int, ...]](), Counter[str]()
+    many = max(GRADIENTS, 8 * collected) // e.workers
+    steps, out, pushed = max(8, many), list[tuple[int, ...]](), Counter[str]()
     shape = in_shape_only(e.problem, [max(b, 1) for b in e.batches])
     trace = perform(replace(e, problem=shape, steps=steps, seed=seed), "simulator", observe=0).trace
     if len(trace.updates) > 1:
@@ -117,6 +120,8 @@ def schedule(e: Experiment, seed: int) -> tuple[tuple[int, ...], ...]:
             pushed.update(worker for worker, _ in reads)
         if max(pushed.values(), default=0) == steps:
             break
+    if len(out) > 1 and len(out[-1]) < len(out[0]):
+        out.pop()  # the end of a run takes the gradients that are left
     if len({*map(len, out)}) > 1:
         raise Usage("its updates have different numbers of gradients, which no recursion here follows")
     width = max(map(max, out)) + 2
@@ -163,7 +168,8 @@ def approach(e: Experiment, text: str, figures: Figures) -> Approach:
     except Usage as why:
         figures.without(str(why), *NAMES)
         return Approach(e, target, None, pace)
-    best, fewest, limit = convergence.best_rate(how.recursion, a, s2, v0, target, how.most / a.max())
+    best, fewest, limit = convergence.best_rate(how.recursion, a, s2, v0, target, how.most / a.max(),
+                                                   max(how.memory, 1 / (1 - e.sgd.momentum)))
     updates = math.inf if rate >= limit else convergence.first(
         convergence.losses(how.recursion, a, np.array([rate]), s2, v0), target)[0]
     about = how.formula, how.source, ASSUMED

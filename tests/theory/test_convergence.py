@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import math
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -62,9 +63,9 @@ def deviation(seen, wanted, drawn=False):
     return np.max(np.abs(seen.mean(0) - wanted) / (error + 1e-6 * wanted))
 
 
-def limit(recursion):
+def limit(recursion, memory=0):
     """The limit of stability."""
-    return convergence.best_rate(recursion, A, S2, V0, 0.1)[2]
+    return convergence.best_rate(recursion, A, S2, V0, 0.1, memory=memory)[2]
 
 
 def mean_of(m, momentum=0.0):
@@ -207,8 +208,38 @@ def test_a_target_is_interpolated_in_the_logarithm():
 def test_limits_of_stability_are_known_ones():
     assert limit(mean_of(1)) == pytest.approx(2, rel=2e-3)
     assert limit(mean_of(1, 0.5)) == pytest.approx(3, rel=2e-3)
-    for tau in (1, 3, 7):
-        assert limit(partial(delayed, staleness=[[[tau]]])) == pytest.approx(constant_delay(tau).value, rel=5e-3)
+    for tau in (1, 3, 7, 63):
+        assert limit(partial(delayed, staleness=[[[tau]]]), tau) == pytest.approx(constant_delay(tau).value, rel=5e-3)
+
+
+@pytest.mark.parametrize("n", [1, 8, 64, 512])
+def test_the_limit_of_many_workers_with_exponential_times_is_known(n):
+    """Where c (c - 1) = 2 n for c = n times the rate: too few updates call rates unstable that only oscillate."""
+    assert n * limit(partial(exponential, workers=n), n) == pytest.approx((1 + math.sqrt(1 + 8 * n)) / 2, rel=3e-3)
+
+
+@pytest.mark.parametrize("gradients", [7, 100, 600])
+def test_a_schedule_has_whole_updates_of_as_many_gradients_as_are_asked_for(gradients):
+    """Also more than the usual schedule has, and not the rest with which the run ends."""
+    e = prepare("async-rl", spectral(SPECTRUM, 3, 0), workers=3, steps=4000, machine=FIXED, gradients=gradients)
+    found = schedule(e, 0, gradients)
+    assert len(found) >= 5 and {len(update) for update in found} == {gradients}
+
+
+def test_a_rate_that_moves_nothing_yet_is_stable():
+    """Of eigenvalues so small that 1 - rate a is 1."""
+    a = np.array([1e-12, 1.0])
+    assert convergence.best_rate(mean_of(1), a, 0 * a, a**0, 0.6)[2] == pytest.approx(2, rel=2e-3)
+
+
+@pytest.mark.parametrize(("alpha", "period"), [(0.45, 2), (0.2, 2), (0.45, 4), (0.3, 1), (0.3, 3), (0.0, 2)])
+def test_replicas_of_elastic_averaging_part_where_their_distance_grows(alpha, period):
+    limit = convergence.parting(alpha, period)
+
+    def grown(h):
+        return abs((1 - alpha - h) * (1 - h)**(period - 1))
+
+    assert grown(limit * 0.999) < 1 <= grown(limit * 1.001)
 
 
 @pytest.mark.slow

@@ -310,7 +310,7 @@ def with_passes(strategies: Sequence[Strategy], race: Race) -> list[Strategy]:
 
 def same(candidate: Candidate, row: Entry) -> bool:
     """Whether a row of a race has the candidate's updates."""
-    return candidate.algorithm == row.arguments.get("algorithm") and _what(
+    return candidate.accumulate == 1 and candidate.algorithm == row.arguments.get("algorithm") and _what(
         candidate.algorithm, candidate.options) == _what(candidate.algorithm, row.arguments)
 
 

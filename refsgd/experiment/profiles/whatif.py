@@ -69,7 +69,7 @@ def what_if(job: Job) -> WhatIf:
             Row(f"without rank {job.ranks[slow]}",
                 (together(np.delete(times, slow, axis=0)) - rest) * n / (n - 1) + rest,
                 "the other ranks share its samples, with times in proportion"),
-            Row("work by speed", together(times * (means.mean() / means)[:, None]),
+            Row("work by speed", together(times * (n / (1 / means).sum() / means)[:, None]),
                 "work of each rank in proportion to its mean speed, so that all have the same mean")]
     if job.level is not None:
         rows.append(Row("level stages", together(job.level),
@@ -134,7 +134,7 @@ def _verdict(job: Job, rows: Sequence[Row], traced: Sequence[Row]) -> str:
     calm = np.minimum(times, np.where(times > PAUSE * median, median, np.inf))
     gain = float((times.max(axis=0) - calm.max(axis=0)).mean())
     if gain >= HALF * (was - ideal):
-        r, k = divmod(int(times.argmax()), len(job.steps))
+        r, k = divmod(int(np.where(calm < times, times, 0).argmax()), len(job.steps))
         return (f"{said} Pauses cost most: step {job.steps[k]} of rank {job.ranks[r]} took "
                 f"{spoken(times[r, k])}, x{times[r, k] / median[r, 0]:.3g} of its median; without "
                 f"{counted(int((calm < times).sum()), 'such pause')} a step takes {spoken(was - gain)}.")

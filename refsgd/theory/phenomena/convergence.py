@@ -21,7 +21,8 @@ from refsgd.theory.estimate import Values
 #: ``(a, rate, s2, v0) -> E[x^2]`` after 0, 1, 2, ... updates, of which v0 is the first
 Recursion = Callable[[Values, Values, Values, Values], Iterator[Values]]
 MOST = 100_000  #: updates after which a target counts as never reached
-SETTLED = 400  #: updates by which a stable rate has reduced what it started with
+SETTLED = 400  #: updates by which a stable rate has reduced what it started with, at least
+TURNS = 40  #: and this many times those that the recursion remembers
 GRID = 10  #: rates that are tried together
 
 
@@ -102,6 +103,16 @@ def elastic(a: Values, rate: Values, s2: Values, v0: Values, workers: int, perio
                       force**2 * cc + 2 * force * keep * cx + keep**2 * xx + rate**2 * s2 / workers)
 
 
+def parting(alpha: float, period: int) -> float:
+    """The rate times curvature h from which replicas part in synchronous EASGD: distances from their mean are
+    multiplied by (1 - alpha - h) (1 - h)^(period - 1) from one exchange to the next."""
+    low, high = 1 - alpha / 2, 2.0  # where 1 - alpha - h has turned, and where even a step alone grows
+    for _ in range(60):
+        h = (low + high) / 2
+        low, high = (h, high) if (h - 1 + alpha) * abs(h - 1)**(period - 1) < 1 else (low, h)
+    return low
+
+
 def losses(recursion: Recursion, a: Values, rates: Values, s2: Values, v0: Values) -> Iterator[Values]:
     """The expected loss of each rate after 0, 1, 2, ... updates."""
     return ((a / 2 * square).sum(-1) for square in recursion(a, np.reshape(rates, (-1, 1)), s2, v0))
@@ -128,20 +139,22 @@ def first(curves: Iterable[Values], target: float) -> tuple[float, int]:
 
 @np.errstate(all="ignore")
 def best_rate(recursion: Recursion, a: Values, s2: Values, v0: Values, target: float,
-              most: float = math.inf) -> tuple[float, float, float]:
+              most: float = math.inf, memory: float = 0) -> tuple[float, float, float]:
     """The stable rate, below `most`, whose expected loss is first at the target; when it is there; and the
-    limit of stability, from which on E[x^2] grows where there is no noise.  Found by grids that narrow."""
-    ends = np.array([a.min(), a.max()])
+    limit of stability, from which on E[x^2] grows where there is no noise.  Found by grids that narrow, over
+    more updates the more of them gradients or a velocity remember: what oscillates slowly grows slowly."""
+    ends, updates = np.array([a.min(), a.max()]), round(max(SETTLED, TURNS * memory))
     low, high = 1e-6 / a.max(), min(8 / a.max(), 0.9999 * most)
     for _ in range(5):
         grid = np.geomspace(low, high, GRID)
-        squares = itertools.islice(recursion(ends, grid[:, None], 0 * ends, ends**0), SETTLED)
+        squares = itertools.islice(recursion(ends, grid[:, None], 0 * ends, ends**0), updates)
         early, late = np.array_split(np.array(list(squares)), 2)
-        k = max(1, int(np.argmin([*(late.sum(0) < early.sum(0)).all(-1), False])))
+        falls = late.sum(0) <= early.sum(0) * (1 + 1e-12)  # or stays, where a rate moves nothing
+        k = max(1, int(np.argmin([*falls.all(-1), False])))
         low, high = grid[k - 1], grid[min(k, GRID - 1)]
     limit, low, high = low, low / 10_000, low
     for _ in range(5):
         grid = np.geomspace(low, high, GRID)
-        updates, k = first(losses(recursion, a, grid, s2, v0), target)
+        fewest, k = first(losses(recursion, a, grid, s2, v0), target)
         low, high = grid[max(k - 1, 0)], grid[min(k + 1, GRID - 1)]
-    return float(grid[k]), updates, float(limit)
+    return float(grid[k]), fewest, float(limit)

@@ -55,6 +55,7 @@ def test_only_the_same_options_have_the_same_passes(digits):
     assert same(Candidate("allreduce", {"overlap": "backward", "bucket": 25_000_000}), row)
     assert not same(Candidate("allreduce", {"compress": "powersgd:4"}), row)
     assert not same(Candidate("bsp", {}), row)
+    assert not same(Candidate("allreduce", {}, accumulate=4), row)  # a quarter of the updates
     local, = (row for row in digits.rows if row.label == "local-sgd")
     assert same(Candidate("local-sgd", {"period": 8}), local)
     assert not same(Candidate("local-sgd", {"period": 4}), local)
