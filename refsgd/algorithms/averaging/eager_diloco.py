@@ -9,9 +9,9 @@ Quick facts
 synchronous: yes, one round late | centralised: no | roles: n peers, each with a program that computes and one
 that exchanges | messages per peer and round: 2 (n - 1) | bytes per peer and round: 2 (n - 1) / n M each way
 (M = 4 d) | staleness: gradients 0; moves of others one round, a peer's own none (eager) or one round
-(delayed) | clock gap: at most 2 H | momentum: inner one local and kept through rounds, outer one local |
-aggregation: mean of the replicas' moves, weighted by the images of the round | graph: ring | deterministic:
-yes, whatever the schedule
+(delayed) | clock gap: at most 2 H - 1 while computing | momentum: inner one local and kept through rounds,
+outer one local | aggregation: mean of the replicas' moves, weighted by the images of the round | graph: ring
+| deterministic: yes, whatever the schedule
 
 Without outer momentum, eager replicas differ by 1/n of their own last moves, whole ones by all of them;
 delayed ones begin each round at the same point.  If an outer step takes away b of the distance to the minimum

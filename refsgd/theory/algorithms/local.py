@@ -96,7 +96,7 @@ def eager_diloco(c: Setting) -> Figures:
         run = Prediction(math.fsum(parts.values()), "s", kind, parts,
                          "H (T + u) + the other rounds + exchange + u", *told)
     out = figures(c, step, run, c.steps, exchange.total / h, fresh(),
-                  clocks(c, 2 * h, 2 * h, "a mean ends no round before all have ended the one before"))
+                  clocks(c, 2 * h - 1, 2 * h, "a mean ends no round before all have ended the one before"))
     out["bytes_sent"] = count(exchange.total * rounds, "bytes", "2 (n-1) M x rounds", rounds=float(rounds))
     return out
 
