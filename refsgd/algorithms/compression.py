@@ -10,10 +10,11 @@ Between peers, messages of a linear rule are summed by any all-reduce; those of 
 
 Quick facts
 -----------
-bytes for d entries, k = ceil(ratio d): topk and dgc 8 k (values and indices) | randk 4 k | onebit d/8 + 8 per
-column | twobit d/4 | qsgd 1 per entry up to 127 levels, and 4 per norm | fp16 2 d | powersgd 4 r (rows +
-columns) per matrix | linear: randk, fp16, powersgd | unbiased, without feedback: qsgd, randk | sum of what is
-sent + residual = sum of what came in | deterministic: yes; randomness is a function of (seed, rank, step)
+bytes for d entries, k = ceil(ratio d): topk 8 k (values and indices) | dgc the same array by array, but 4 per
+entry of an array of one column | randk 4 k | onebit d/8 + 8 per column | twobit d/4 | qsgd 1 per entry up to
+127 levels, and 4 per norm | fp16 2 d | powersgd 4 r (rows + columns) per matrix, but never more than 4 per
+entry | linear: randk, fp16, powersgd | unbiased, without feedback: qsgd, randk | sum of what is sent +
+residual = sum of what came in | deterministic: yes; randomness is a function of (seed, rank, step)
 
 A lost message takes its mass with it: the residual has already been cleared.  A gradient with an entry that
 is not finite travels as NaN, whatever the codec.

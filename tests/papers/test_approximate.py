@@ -422,6 +422,8 @@ def test_the_mirror_clock_holds_in_every_schedule_and_is_met(ahead):
 
     report = explore(lambda: approximate(problem, 2, 2, SGD(0.25), threshold=0.5, barrier=0, ahead=ahead), check)
     assert report.complete and max(leads) == ahead
+    trace = simulate(approximate(problem, 2, 6, SGD(0.25), ahead=ahead), Machine(compute="fixed(1)", speeds=(1, 0.1))).trace
+    assert (trace.clock_gap, trace.lead) == (ahead, ahead + 1)
 
 
 @pytest.mark.parametrize("right, wrong", [

@@ -60,6 +60,7 @@ def test_samples_count_once_and_the_gate_holds(machine, seed, workers, steps, ah
     updates, dropped = trace.marks("update"), trace.marks("drop")
     reads = [e.values["reads"] for e in updates]
     assert sum(map(len, reads)) + len(dropped) == total and (not dropped or "filter" in how)
+    assert sum(e.message == "Admit" for e in trace.of(Sent)) == len(updates) + len(dropped), "the model, to the dispatcher"
     assert [e.values["version"] for e in updates] == list(range(len(updates)))
     assert all(len(each) == size for each in reads[:-1])
     if how != {"order": "completion"}:

@@ -12,8 +12,9 @@ end, if all numbers of steps are whole | clock gap: unbounded | momentum: inner 
 jobs, outer one at the server | aggregation: each move alone, at 1/N of the outer rate | deterministic: given
 the order of arrival
 
-Without outer momentum it is FedBuff with K = 1 and the rate outer_lr/N.  One client with N = 1 is DiLoCo.
-Clients in lockstep with N = n are *not* DiLoCo: each reads the model after its own move, not after the last.
+Without outer momentum and `dylu` it is FedBuff with K = 1, constant weights and the rate outer_lr/N.  One
+client with N = 1 is DiLoCo.  Clients in lockstep with N = n are *not* DiLoCo: each reads the model after its
+own move, not after the last.
 
 What differs from the paper
 ---------------------------

@@ -8,10 +8,10 @@ Quick facts
 -----------
 synchronous: no, with `ahead` = 0 yes | centralised: yes | roles: n actors (workers), a dispatcher and a
 trainer on one host (servers) | messages per worker and iteration: 1 up, 1 down, 1 to the trainer | bytes per
-worker and iteration: M down (M = 4 d), a sample up and on to the trainer (without rollouts M); per update M
-to the dispatcher | staleness: at most `ahead` in order of admission or with `filter`, else unbounded | clock
-gap: unbounded | momentum: at the trainer | aggregation: mean over the examples of B samples, by their numbers
-| deterministic: with `ahead` = 0 yes, else given the order of arrival
+worker and iteration: M down (M = 4 d), a sample up and on to the trainer (without rollouts M); per update,
+and per sample that `filter` drops, M to the dispatcher | staleness: at most `ahead` in order of admission or
+with `filter`, else unbounded | clock gap: unbounded | momentum: at the trainer | aggregation: mean over the
+examples of B samples, by their numbers | deterministic: with `ahead` = 0 yes, else given the order of arrival
 
 What differs from the papers
 ----------------------------
