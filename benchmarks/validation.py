@@ -237,7 +237,8 @@ def check(case: Case, steps: int = STEPS, seeds: int = SEEDS) -> list[Row]:
     rows = []
     for name in FIGURES:
         p = predictions.get(name)
-        if p is None or (case.speeds and name == "seconds_per_iteration"):  # not the mean of unequal workers
+        mixed = case.speeds or case.algorithm == "post-local"  # of unequal workers, or before and after a switch
+        if p is None or (mixed and name == "seconds_per_iteration"):
             continue
         luck = None if name == "bytes_sent" else drawn["part" if name == "seconds_per_iteration"
                                                        else "run"] - case.mean
