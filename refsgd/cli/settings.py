@@ -106,7 +106,7 @@ def _asked(args: argparse.Namespace) -> tuple[list[Offer], dict[str, tuple[float
     if args.mtbf is not None:
         raise Usage("--mtbf with --search or --device; expected one setting, of whose nodes one fails")
     timed = args.device or args.rate or not (args.compute or args.machine)
-    given = argparse.Namespace(**{**vars(args), "slow": None})  # whose numbers of workers are not known yet
+    given = argparse.Namespace(**{**vars(args), "slow": None})  # it numbers workers not counted yet
     if "batch" in ranges and not (timed or on_devices(machine_of(given))):
         said = f"--compute {args.compute}" if args.compute else f"--machine {args.machine}"
         raise Usage(f"--search over batch with {said}, which has the time of one batch; expected --rate or "

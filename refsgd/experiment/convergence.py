@@ -113,7 +113,7 @@ def schedule(e: Experiment, seed: int, collected: int = 1) -> tuple[tuple[int, .
                     "equal")
     for mark in trace.of(Marked):
         if mark.name == "drop":
-            pushed[mark.values["worker"]] += 1
+            pushed[mark.values["worker"]] += mark.values.get("gradients", 1)
         elif mark.name == "update":
             reads = mark.values["reads"]
             out.append(tuple(mark.values["version"] - version for _, version in reads))

@@ -219,7 +219,8 @@ def ledger(run: Run) -> None:
             readers[e.node] |= {w for w, _ in e.values["reads"]}
     for worker, computed in trace.iterations.items():
         slices = max(1, len(_parts(worker, readers)))
-        dropped = sum(e.values.get("worker") == worker for e in trace.marks("drop"))
+        dropped = sum(e.values.get("gradients", 1) for e in trace.marks("drop")
+                      if e.values.get("worker") == worker)
         applied = sum(w == worker for e in updates for w, _ in e.values["reads"])
         local = sum(e.work == "update" for e in trace.of(Computed, worker))
         if local == computed:

@@ -302,7 +302,7 @@ class Wait(NamedTuple):
 def waits(trace: Trace, pending: Mapping[Program, Pending] | None = None) -> list[Wait]:
     """Every wait of every worker, by cause: all of its life in which it computes no gradient.
 
-    Time outside waits for messages and own updates, above all after a worker's end, is straggling.
+    Time that is neither a wait for a message nor an update, above all after a worker's end, is straggling.
     """
     found, history = list[Wait](), History(trace, pending)
     for worker in trace.workers:

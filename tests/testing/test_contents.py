@@ -69,6 +69,28 @@ def rounds(late=False, lossy=0, number=np.float32, again=False):
     return served(server)
 
 
+@pytest.mark.parametrize(("off", "right"), [(0, True), (1, False)])
+def test_gradients_that_are_dropped_together_are_counted(off, right):
+    """A server that applies the first of each worker and drops the rest at the end, by one mark that says how many."""
+    def server(workers, x, steps, sgd):
+        v = sgd.start(x)
+        for t in range(steps):
+            pushes = {}
+            for w in workers:
+                _, pushes[w] = yield Recv(Push, src=w)
+            if t == 0:
+                x, v = yield Compute(bsp.update, sgd, x, v, list(pushes.values()), t, "mean", kind="update")
+                yield Mark("update", part=0, version=t, reads=tuple((w, 0) for w in workers), x=x)
+            for w in workers:
+                yield Send(w, Model(x, 1))
+        for w in workers if steps > 1 else ():
+            yield Mark("drop", worker=w, t=steps, reason="not the first", gradients=steps - 1 - off)
+        return x
+
+    says = found(served(server))
+    assert says["gradients"].held is right and says["gradients count"].held is (True if right else None)
+
+
 def test_a_model_that_is_older_than_its_number_is_found():
     assert found(rounds())["versions read"].held
     says = found(rounds(late=True))["versions read"]

@@ -11,7 +11,7 @@ data centres | roles: n workers, D K servers | messages per worker and iteration
 centre | bytes per worker and iteration: M up, M down inside; 8 for each significant entry and other centre,
 and 4 more where the indexes go ahead | staleness: unbounded in updates; what the filter holds back is at most
 limit |x_j| an entry | clock gap: between centres at most `ahead` started, `ahead` + 1 completed; inside as
-BSP, SSP or ASP | momentum: at each server, of own updates | aggregation: inside as BSP, SSP or ASP; changes
+BSP, SSP or ASP | momentum: at each server, of its updates | aggregation: inside as BSP, SSP or ASP; changes
 of centres add up | deterministic: given the order of arrival
 
 Sent and unsent changes of a centre sum to all changes by its own workers.  threshold = 0 sends every change;
