@@ -238,7 +238,7 @@ def compile_kernels(data: str | None, name: str | None, quiet: bool) -> None:
         return  # likewise
     if nets.needs_compiling() and not quiet:
         sys.stderr.write(
-            "refsgd: compiling kernels for the first time (once, some seconds; cached on disk)\n")
+            "refsgd: compiling kernels for the first time (some seconds, then cached)\n")
     net.compile()
 
 
